@@ -15,21 +15,37 @@ XF_INLINE T* token_row(const TensorArg& a, int batch, int t, int head) {
   return static_cast<T*>(a.data) + batch * a.batch + t * a.row + head * a.head;
 }
 
-// Writes row `at` of a sequence's keys or values into the cache. Where the cache has a scale per
-// row, the scale is chosen so that the row's largest magnitude becomes the type's largest number.
+// Writes a row of new keys or values to `row` of a cache, where its scale is `scale`, if it has
+// one. A scale that is found makes the row's largest magnitude the type's largest number.
 template <class Config, class Row>
-XF_INLINE void append_row(const CacheArg& cache, const Sequence& seq, const TensorArg& array,
-                          const TensorArg& scales, float inverse_scale, int head, int at,
-                          const Row& x) {
-  using Cache = typename Config::Cache;
-  using E = typename Config::CacheElement;
+XF_INLINE void write_row(typename Config::CacheElement* row, float* scale, bool finds_scale,
+                         float inverse_scale, const Row& x) {
   if constexpr (Config::cache_scales) {
-    const float largest = abs_max(x), scale = largest > 0.f ? largest / kLargest<E> : 1.f;
-    *Cache::template rows<float>(cache, seq, scales, head, 0, at + 1).row(at) = scale;
-    inverse_scale = 1.f / scale;
+    if (finds_scale) {
+      const float largest = abs_max(x),
+                  found = largest > 0.f ? largest / kLargest<typename Config::CacheElement> : 1.f;
+      *scale = found;
+      inverse_scale = 1.f / found;
+    } else {
+      const float near = 1.f / *scale;  // GPUs estimate it: a power of two has to be exact
+      inverse_scale = near + near * (1.f - *scale * near);
+    }
   }
-  E* row = Cache::template rows<E>(cache, seq, array, head, 0, at + 1).row(at);
   store_row(one_row(row), x, 0, inverse_scale);
+}
+
+// Writes row `at` of a sequence's keys or values into the cache.
+template <class Config, class Row>
+XF_INLINE void append_row(const AppendParams& p, const Sequence& seq, const TensorArg& array,
+                          const ScaleArg& scales, float inverse_scale, int head, int at,
+                          const Row& x) {
+  const auto place = [&]<class T>(T, const TensorArg& a) {
+    return Config::Cache::template rows<T>(p.attention.cache, seq, a, head, 0, at + 1).row(at);
+  };
+  float* scale = nullptr;
+  if constexpr (Config::cache_scales) scale = place(0.f, scales_of(seq, scales));
+  write_row<Config>(place(typename Config::CacheElement{}, array), scale, p.finds_scales,
+                    inverse_scale, x);
 }
 
 template <class Config>
@@ -55,10 +71,10 @@ XF_INLINE void append(const AppendParams& p) {
   for (int head = 0; head < p.attention.heads_k && t < cache.added; ++head) {
     RowTile<1, d> K;
     load_rotated(K, token_row<const T>(p.k, batch, t, head), t);
-    append_row<Config>(cache, seq, p.attention.k, cache.k_scale, p.k_inverse, head, before + t, K);
+    append_row<Config>(p, seq, p.attention.k, cache.k_scale, p.k_inverse, head, before + t, K);
     RowTile<1, dv> V;
     load(V, one_row(token_row<const T>(p.v, batch, t, head)));
-    append_row<Config>(cache, seq, p.attention.v, cache.v_scale, p.v_inverse, head, before + t, V);
+    append_row<Config>(p, seq, p.attention.v, cache.v_scale, p.v_inverse, head, before + t, V);
   }
   for (int head = 0; head < p.attention.heads_q && t < p.rotated_q; ++head) {
     RowTile<1, d> Q;

@@ -115,14 +115,21 @@ struct BeamCache {
   }
 };
 
+// Returns the scales of a sequence's rows.
+XF_INLINE TensorArg scales_of(const Sequence& seq, const ScaleArg& scales) {
+  return {static_cast<float*>(scales.data) + seq.batch * scales.sequence, scales.batch, scales.row,
+          scales.head};
+}
+
 template <class Config>
 XF_INLINE auto cache_rows(const FwdParams& p, const Sequence& seq, const TensorArg& t,
-                          const TensorArg& scales, int head, int from, int to) {
+                          const ScaleArg& scales, int head, int from, int to) {
   using Cache = typename Config::Cache;
   using E = typename Config::CacheElement;
   const auto rows = Cache::template rows<const E>(p.cache, seq, t, head, from, to);
   if constexpr (Config::cache_scales) {
-    const auto factors = Cache::template rows<const float>(p.cache, seq, scales, head, from, to);
+    const auto factors =
+        Cache::template rows<const float>(p.cache, seq, scales_of(seq, scales), head, from, to);
     return ScaledRows{rows, factors};
   } else {
     return rows;

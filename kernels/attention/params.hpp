@@ -19,16 +19,22 @@ struct ScoreArg {
   int64_t batch, head, row, col;
 };
 
+// Scales of quantised rows, in fp32: one per row and head of a cache, or per sequence and head of a
+// call. A stride of 0 shares them.
+struct ScaleArg : TensorArg {
+  int64_t sequence;  // stride of the call's sequences
+};
+
 // The tables by which a cache keeps the keys and values of a sequence; any member may be null or 0.
 struct CacheArg {
-  const int32_t* lengths;      // keys in use per sequence, without those that the call appends
-  const int32_t* sequences;    // the cache's sequence for each sequence of the batch
-  const int32_t* left_pad;     // rows before the first key of each sequence
-  const int32_t* table;        // pages of a sequence; or, per key, the sequence that holds it
-  int64_t table_row;           // stride of a sequence's entries
-  int32_t page;                // rows per page
-  int32_t added;               // keys that this call appends
-  TensorArg k_scale, v_scale;  // fp32 per row and head of K and V: scales of quantised elements
+  const int32_t* lengths;     // keys in use per sequence, without those that the call appends
+  const int32_t* sequences;   // the cache's sequence for each sequence of the batch
+  const int32_t* left_pad;    // rows before the first key of each sequence
+  const int32_t* table;       // pages of a sequence; or, per key, the sequence that holds it
+  int64_t table_row;          // stride of a sequence's entries
+  int32_t page;               // rows per page
+  int32_t added;              // keys that this call appends
+  ScaleArg k_scale, v_scale;  // of quantised elements
 };
 
 constexpr int kSpan = 64;  // positions per span
@@ -92,6 +98,7 @@ struct AppendParams {
   int32_t rotated_q;    // queries to rotate, 0: none
   int32_t q_in_order;   // queries are at consecutive positions; else all at the first one's
   int32_t rotary_dim, rotary_rows, interleaved;
+  int32_t finds_scales;        // new rows get scales of their own; else their scales are given
   float k_inverse, v_inverse;  // 1 / scale of a quantised K and V
 };
 

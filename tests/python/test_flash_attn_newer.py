@@ -1,9 +1,12 @@
 """Keywords of flash-attn 3 and 4: those with a meaning here, those that change no result, those that are refused."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
 import xeflash
+from cover import few_rows
 
 GPU_TESTS = ()  # what they change is the same for each device; those with GPUs are in the wide set
 FUNCTIONS = [
@@ -214,36 +217,107 @@ def quantised():
     return torch.randn(2, 5, 4, 64), caches, [torch.rand(2, 2) + 0.1 for _ in range(2)]
 
 
-def test_scales_of_sequences_and_heads(device):
-    q, caches, scales = quantised()
-    caches = [(8 * x.float()).to(torch.int8) for x in caches]
-    meant = [x.float() * scale[:, None, :, None] for x, scale in zip(caches, scales, strict=True)]
-    lengths = torch.tensor([48, 17], dtype=torch.int32)
-    want = xeflash.flash_attn_with_kvcache(q, *meant, cache_seqlens=lengths, causal=True)
-    for k_scale, v_scale in (scales, [x.numpy() for x in scales]) if device == "cpu" else (scales,):
-        got = xeflash.flash_attn_with_kvcache(
-            q, *caches, cache_seqlens=lengths, causal=True, k_descale=k_scale, v_descale=v_scale
-        )
-        torch.testing.assert_close(got, want)
+def meant(x, scale):
+    """The values of a cache (B, S, Hk, D), whose scale is a number, or of one element, (Hk,), or (B, Hk)."""
+    return x.float() * torch.as_tensor(scale, dtype=torch.float32).to(x.device).expand(2, 2)[:, None, :, None]
 
 
-def test_one_scale_for_all_pages(device):
-    q, caches, _ = quantised()
-    table = torch.tensor([[0, 2, 4], [1, 3, 5]], dtype=torch.int32)
-    pools = [x.reshape(6, 16, 2, 64) for x in caches]
-    lengths = torch.tensor([40, 17], dtype=torch.int32)
-    meant = [x.float() * scale for x, scale in zip(pools, (0.5, 0.25), strict=True)]
-    want = xeflash.flash_attn_with_kvcache(q, *meant, cache_seqlens=lengths, block_table=table, causal=True)
-    for shape in ((2, 2), (1,), ()):
-        scales = {"k_descale": torch.tensor(0.5).expand(shape), "v_descale": torch.tensor(0.25).expand(shape)}
-        got = xeflash.flash_attn_with_kvcache(q, *pools, cache_seqlens=lengths, page_table=table, causal=True, **scales)
-        torch.testing.assert_close(got, want)
-    starts = torch.tensor([0, 5, 10], dtype=torch.int32)
-    for given in (scales, {"k_scale": 0.5, "v_scale": 0.25}):
-        packed = xeflash.flash_attn_varlen_func(
-            q.flatten(0, 1), *pools, starts, None, 5, 48, causal=True, page_table=table, seqused_k=lengths, **given
-        )
-        torch.testing.assert_close(packed.view_as(want), want)
+ONE = {
+    "numbers": (0.5, 0.25),
+    "one": (torch.tensor(0.5, device="cpu"), torch.tensor(0.25, device="cpu")),  # as vLLM's layers have them
+    "one in a vector": (torch.tensor([0.5], device="cpu"), torch.tensor([0.25], device="cpu")),
+}
+SCALES = {
+    "one in a matrix": (torch.tensor([[0.5]]), torch.tensor([[0.25]])),
+    "heads": (torch.tensor([0.5, 4.0]), torch.tensor([8.0, 0.25])),
+    "sequences and heads": (torch.tensor([[0.5, 4.0], [1.0, 0.125]]), torch.tensor([[0.125, 0.25], [0.5, 8.0]])),
+    "strided": (torch.tensor([[0.5, 9.0, 4.0], [1.0, 9.0, 0.125]])[:, ::2], torch.tensor([[0.125, 8.0]]).expand(2, 2)),
+}
+WAYS = ["dense", "index", "numpy", "pages", "packed"]
+TABLE = torch.tensor([[0, 2, 4], [1, 3, 5]], dtype=torch.int32)
+
+
+def cached(pages):
+    """Caches of two sequences of 48 keys; in pages: pools whose pages TABLE names, of other numbers."""
+    if not pages:
+        return [torch.randint(-99, 99, (2, 48, 2, 64)).to(torch.int8) for _ in range(2)]
+    return [torch.randn(6, 16, 2, 64).to(torch.float8_e4m3fn) for _ in range(2)]
+
+
+def of_sequences(cache):
+    """(2, 48, Hk, D), whether it is in pages or not."""
+    return cache.float()[TABLE.long()].flatten(1, 2) if len(cache) == 6 else cache.float()
+
+
+@pytest.mark.parametrize(
+    ("way", "form"), few_rows(product(WAYS, ONE | SCALES), *product(WAYS, SCALES), *product(WAYS[3:], ONE))
+)
+def test_scales(device, way, form):
+    if device != "cpu" and way == "numpy":
+        pytest.skip("numpy's arrays lie in host memory")
+    q, caches, lengths = torch.randn(2, 5, 4, 64), cached(way in WAYS[3:]), torch.tensor([48, 17], dtype=torch.int32)
+    scales = [x.to(device) if isinstance(x, torch.Tensor) else x for x in (ONE | SCALES)[form]]
+    wanted = [meant(of_sequences(x), scale) for x, scale in zip(caches, scales, strict=True)]
+    want = xeflash.flash_attn_with_kvcache(q, *wanted, cache_seqlens=lengths, causal=True)
+    named = dict(zip(("k_descale", "v_descale"), scales, strict=True)) | {"causal": True}
+    if way == "packed":
+        starts = torch.tensor([0, 5, 10], dtype=torch.int32)
+        table = TABLE.to(device)
+        got = xeflash.flash_attn_varlen_func(
+            q.flatten(0, 1), *caches, starts, None, 5, 48, page_table=table, seqused_k=lengths, **named
+        ).view_as(want)
+    elif way == "numpy":
+        named |= {name: x.numpy() for name, x in named.items() if isinstance(x, torch.Tensor)}
+        arrays = [x.numpy() for x in (q, *caches)]
+        got = torch.from_numpy(xeflash.flash_attn_with_kvcache(*arrays, cache_seqlens=lengths.numpy(), **named))
+    else:
+        named |= {"pages": {"page_table": TABLE.to(device)}}.get(way, {})
+        if way == "index":
+            named, caches = named | {"cache_batch_idx": torch.tensor([1, 0]).int()}, [x.flip(0) for x in caches]
+        got = xeflash.flash_attn_with_kvcache(q, *caches, cache_seqlens=lengths, **named)
+    torch.testing.assert_close(got, want)
+
+
+def test_scales_of_sequences_of_which_queries_are_used():
+    q, pools = torch.randn(10, 4, 64), cached(pages=True)
+    scales = dict(zip(("k_scale", "v_scale"), SCALES["sequences and heads"], strict=True))
+    starts, lengths = torch.tensor([0, 5, 10], dtype=torch.int32), torch.tensor([48, 17], dtype=torch.int32)
+    arguments = (q, *pools, starts, None, 5, 48)
+    want = xeflash.flash_attn_varlen_func(*arguments, block_table=TABLE, seqused_k=lengths, **scales)
+    used = torch.tensor([5, 2], dtype=torch.int32)
+    got = xeflash.flash_attn_varlen_func(*arguments, block_table=TABLE, seqused_k=lengths, seqused_q=used, **scales)
+    torch.testing.assert_close(got[:7], want[:7])
+    assert not got[7:].any()
+
+
+@pytest.mark.parametrize(("pages", "form"), few_rows(product((False, True), ONE | SCALES), *product((False,), SCALES)))
+def test_new_keys_are_divided_by_scales_that_are_given(device, pages, form):
+    """They are written as numbers of the scale of their sequence and head; scales stay as they are."""
+    q, caches, lengths = torch.randn(2, 5, 4, 64), cached(pages), torch.tensor([45, 17], dtype=torch.int32)
+    scales = [x.to(device) if isinstance(x, torch.Tensor) else x for x in (ONE | SCALES)[form]]
+    new, want = torch.randn(2, 2, 3, 2, 64), [of_sequences(x) for x in caches]
+    for cache, x, scale in zip(want, new, scales, strict=True):
+        numbers = x / meant(torch.ones_like(x), scale)
+        for b, n in enumerate(lengths.tolist()):
+            cache[b, n : n + 3] = numbers[b].to(torch.float8_e4m3fn).float() if pages else numbers[b].round()
+    before = [torch.as_tensor(x).clone() for x in scales]
+    more = {"block_table": TABLE.to(device)} if pages else {}
+    xeflash.flash_attn_with_kvcache(
+        q, *caches, *new, cache_seqlens=lengths, causal=True, k_scale=scales[0], v_scale=scales[1], **more
+    )
+    assert all(map(torch.equal, map(of_sequences, caches), want))
+    assert all(map(torch.equal, map(torch.as_tensor, scales), before))
+
+
+@pytest.mark.parametrize("form", ["heads", "strided"])
+def test_compiled_calls_leave_scales_that_are_given(form):
+    """The schema says that scales are written, as those of rows are."""
+    q, caches, new = torch.randn(2, 5, 4, 64), cached(False), torch.randn(2, 2, 3, 2, 64)
+    others = [x.clone() for x in caches]
+    scales = dict(zip(("k_scale", "v_scale"), SCALES[form], strict=True))
+    call = lambda *caches: xeflash.flash_attn_with_kvcache(q, *caches, *new, cache_seqlens=9, **scales)  # noqa: E731
+    got = torch.compile(call, fullgraph=True, backend="aot_eager")(*caches)
+    assert torch.equal(got, call(*others)) and all(map(torch.equal, caches, others))
 
 
 @pytest.mark.parametrize(
@@ -299,22 +373,13 @@ def test_a_dropout_of_0_may_be_any_number():
 
 def test_scales_that_do_not_fit():
     q, caches, (k_scale, v_scale) = quantised()
-    table = torch.tensor([[0], [1]], dtype=torch.int32)
     call = xeflash.flash_attn_with_kvcache
-    with pytest.raises(
-        NotImplementedError, match=r"k_descale of \(B, Hk\) must be one number, expanded.*got shape \[2, 2\]"
-    ):
-        call(q, *caches, block_table=table, k_descale=k_scale, v_descale=v_scale)
-    with pytest.raises(
-        NotImplementedError, match=r"k_descale of \(B, Hk\) must come without new keys, got shape \[2, 2\]"
-    ):
-        new = torch.randn(2, 1, 2, 64)
-        call(q, *caches, new, new, cache_seqlens=3, k_descale=k_scale, v_descale=v_scale)
-    with pytest.raises(
-        ValueError,
-        match=r"k_descale must be one number, of \(batch, heads\), or have the shape of k_cache without its last dimension",
-    ):
+    with pytest.raises(ValueError, match=r"k_descale must be a number, .* per head \[2\], .* got \[2, 3\]"):
         call(q, *caches, k_descale=torch.rand(2, 3), v_descale=v_scale)
+    with pytest.raises(
+        ValueError, match="v_descale must have a scale per row of the cache if k_descale has, else none"
+    ):
+        call(q, *caches, k_descale=torch.rand(2, 48, 2), v_descale=v_scale)
 
 
 def test_they_compile():

@@ -209,7 +209,8 @@ REFUSED = {
     "scale-shape": (
         {**FP8, "k_scale": torch.ones(2, 100), "v_scale": torch.ones(2, 100)},
         ValueError,
-        "k_scale must be one number, of (batch, heads), or have the shape of k_cache without its last dimension, got [2, 100]",
+        "k_scale must be a number, or fp32 of one element, per head [2], per sequence and head [2, 2], or per row and "
+        "head of k_cache [2, 100, 2], got [2, 100]",
     ),
     "scale-dtype": (
         {**FP8, "k_scale": torch.ones(2, 100, 2).half()},

@@ -34,6 +34,7 @@ std::optional<Append> Append::prepare(const Problem& p, const FwdRequest& r, con
     params.rotated_q = static_cast<int32_t>(p.sq);
     a.rotated_q_ = new_array(p.q, p.q.dtype, {p.batch, p.sq, p.heads_q, p.d});
   }
+  params.finds_scales = c.scales_of_rows;
   params.k_inverse = 1 / c.k_factor;
   params.v_inverse = 1 / c.v_factor;
   params.tokens = static_cast<int32_t>(std::max<int64_t>(c.added, params.rotated_q));

@@ -16,8 +16,22 @@ namespace {
 
 constexpr int64_t kRotaryUnit = 16;  // rotated columns are a multiple of it
 
+// Returns whether an array has a scale per row and head of a cache.
+bool is_of_rows(const Array& scale, const Array& cache) {
+  return has_shape(scale, {cache.shape[0], cache.shape[1], cache.shape[2]});
+}
+
+// Returns whether an array has one scale, or one per head, or per sequence and head.
+bool is_of_heads(const Array& a, const Problem& p) {
+  const auto fits = [](int64_t n, int64_t whole) { return n == 1 || n == whole; };
+  if (std::all_of(a.shape.begin(), a.shape.begin() + a.ndim, [](int64_t n) { return n == 1; }))
+    return true;
+  return (a.ndim == 1 || (a.ndim == 2 && fits(a.shape[0], p.batch))) &&
+         fits(a.shape[a.ndim - 1], p.heads_k);
+}
+
 Array read_scale(const py::object& object, float& factor, const char* name, const Array& of,
-                 const char* cache_name, const Problem& p, const Checker& check) {
+                 const char* cache_name, const char* part, const Problem& p, const Checker& check) {
   if (object.is_none()) {
     if (of.dtype == DType::kI8) check.refuse(name, "must be given with int8");
     return {};
@@ -41,25 +55,38 @@ Array read_scale(const py::object& object, float& factor, const char* name, cons
   }
   Array a = read_array(object, check, name);
   check.require_dtype(a, name, DType::kF32);
-  XF_REQUIRE(check, has_shape(a, {of.shape[0], of.shape[1], of.shape[2]}), name,
-             "must be one number, of (batch, heads), or have the shape of " +
-                 check.word(cache_name) + " without its last dimension",
+  XF_REQUIRE(check, is_of_rows(a, of) || is_of_heads(a, p), name,
+             "must be a number, or fp32 of one element, per head " + text_of_shape({p.heads_k}) +
+                 ", per " + part + " and head " + text_of_shape({p.batch, p.heads_k}) +
+                 ", or per row and head of " + check.word(cache_name) + " " +
+                 text_of_shape({of.shape[0], of.shape[1], of.shape[2]}),
              a.describe_shape(), a);
   XF_REQUIRE(check, a.whole_strides, name, "must have strides of whole elements", "others", a);
   check.require_same_place(a, name, p.q, "q");
   return a;
 }
 
-void read_scales(Problem& p, const FwdRequest& r, const Checker& check) {
+}  // namespace
+
+void read_scales(Problem& p, const py::object& k_scale, const py::object& v_scale, const char* part,
+                 const Checker& check) {
   Cache& c = p.cache;
-  c.k_scale = read_scale(r.cache.k_scale, c.k_factor, "k_scale", p.k, p.k_name(), p, check);
-  c.v_scale = read_scale(r.cache.v_scale, c.v_factor, "v_scale", p.v, p.v_name(), p, check);
+  c.k_scale = read_scale(k_scale, c.k_factor, "k_scale", p.k, p.k_name(), part, p, check);
+  c.v_scale = read_scale(v_scale, c.v_factor, "v_scale", p.v, p.v_name(), part, p, check);
   if (!c.k_scale.object != !c.v_scale.object) {
     check.refuse(check.word("k_scale") + " and " + check.word("v_scale") +
                  " must both be arrays, or neither, got an array of " +
                  check.word(c.k_scale.object ? "k_scale" : "v_scale") + " alone");
   }
+  if (!c.k_scale.object) return;
+  c.scales_of_rows = is_of_rows(c.k_scale, p.k);
+  XF_REQUIRE(
+      check, c.scales_of_rows == is_of_rows(c.v_scale, p.v), "v_scale",
+      "must have a scale per row of the cache if " + check.word("k_scale") + " has, else none",
+      c.v_scale.describe_shape(), c.v_scale);
 }
+
+namespace {
 
 // Reads a table, which has a row per sequence of the batch.
 Array read_table(const py::object& object, const char* name, const Problem& p,
@@ -179,8 +206,8 @@ void read_appended(Problem& p, const FwdRequest& r, const Checker& check) {
                *a);
   }
   for (const auto& [a, name] : {std::pair{&c.k_scale, "k_scale"}, {&c.v_scale, "v_scale"}}) {
-    XF_REQUIRE(check, a->writable, name, "must be writable to append to", "one that is read-only",
-               *a);
+    XF_REQUIRE(check, a->writable || !c.scales_of_rows, name, "must be writable to append to",
+               "one that is read-only", *a);
   }
 }
 
@@ -301,11 +328,20 @@ bool is_quantised(DType dtype) {
   return dtype == DType::kE4M3 || dtype == DType::kE5M2 || dtype == DType::kI8;
 }
 
+ScaleArg scale_arg(const Array& a, const Cache& c) {
+  const auto stride = [&](int from_end) {
+    const int axis = a.ndim - from_end;
+    return axis < 0 || a.shape[axis] == 1 ? 0 : a.strides[axis];
+  };
+  if (c.scales_of_rows) return {{a.data, stride(3), stride(2), stride(1)}, 0};
+  return {{a.data, 0, 0, stride(1)}, stride(2)};
+}
+
 void read_cache(Problem& p, const FwdRequest& r) {
   const Checker check = checker_of(r);
   Cache& c = p.cache;
   read_places(p, r, check);
-  read_scales(p, r, check);
+  read_scales(p, r.cache.k_scale, r.cache.v_scale, "sequence", check);
   if (!r.cache.cache_seqlens.is_none()) {
     c.lengths = read_int32(r.cache.cache_seqlens, "cache_seqlens", p.batch, p, check);
   }
@@ -330,9 +366,6 @@ void read_cache(Problem& p, const FwdRequest& r) {
     c.max_keys = std::min(c.max_keys, c.capacity);
     return;
   }
-  std::vector<Used> used;
-  check_lengths(p, r, check, used);
-  check_places(p, check, used);
   c.max_keys = 0;
   for (const Used& u : used) c.max_keys = std::max(c.max_keys, u.end);
 }

@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include "attention/params.hpp"
 #include "host/arrays/array.hpp"
 #include "host/device/fields.hpp"
 
@@ -33,6 +34,7 @@ struct Cache {
   bool given = false;
   CacheKind kind = CacheKind::kPlain;
   Array lengths, sequences, left_pad, table, k_scale, v_scale;  // without data: not given
+  bool scales_of_rows = false;  // an array has a scale per row, which appending writes
   float k_factor = 1, v_factor = 1;
   Array new_k, new_v, cos, sin;
   int64_t added = 0, rotary_dim = 0;
@@ -40,11 +42,18 @@ struct Cache {
   int64_t max_keys = 0;            // of a sequence, as far as it is known without asking a device
 };
 
+ScaleArg scale_arg(const Array& scale, const Cache& cache);
+
 struct FwdRequest;
 struct Problem;
 
 // The types that K and V of a cache may have besides the type of q.
 bool is_quantised(DType dtype);
+
+// Reads the scales of the caches of a problem whose batch and heads are known; `part` says what the
+// batch is of: sequences, or tokens.
+void read_scales(Problem& problem, const py::object& k_scale, const py::object& v_scale,
+                 const char* part, const Checker& check);
 
 // Fills problem.cache from a request with q, k and v read; refuses like read_problem.
 void read_cache(Problem& problem, const FwdRequest& request);

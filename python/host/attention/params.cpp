@@ -76,10 +76,6 @@ float factor_unit(DType dtype) {
 
 void set_cache(FwdParams& params, const Cache& c) {
   const auto ints = [](const Array& a) { return reinterpret_cast<const int32_t*>(a.data); };
-  const auto scales = [](const Array& a) {
-    if (!a.data) return TensorArg{};
-    return TensorArg{a.data, a.shape[0] > 1 ? a.strides[0] : 0, a.strides[1], a.strides[2]};
-  };
   params.cache.lengths = ints(c.lengths);
   params.cache.sequences = ints(c.sequences);
   params.cache.left_pad = ints(c.left_pad);
@@ -87,8 +83,8 @@ void set_cache(FwdParams& params, const Cache& c) {
   params.cache.table_row = c.table.strides[0];
   params.cache.page = static_cast<int32_t>(c.page);
   params.cache.added = static_cast<int32_t>(c.added);
-  params.cache.k_scale = scales(c.k_scale);
-  params.cache.v_scale = scales(c.v_scale);
+  params.cache.k_scale = scale_arg(c.k_scale, c);
+  params.cache.v_scale = scale_arg(c.v_scale, c);
   params.v_scale = c.v_factor;
 }
 

@@ -372,15 +372,18 @@ void refuse_shared(const Array& written, const char* name, const Problem& p, con
   });
 }
 
-// Checks the arrays that new keys are written to.
+}  // namespace
+
 void check_appended(const Problem& p, const Checker& check) {
   if (p.cache.added == 0) return;
   refuse_shared(p.k, p.k_name(), p, check);
   refuse_shared(p.v, p.v_name(), p, check);
-  if (!p.cache.k_scale.data) return;
+  if (!p.cache.scales_of_rows) return;
   refuse_shared(p.cache.k_scale, "k_scale", p, check);
   refuse_shared(p.cache.v_scale, "v_scale", p, check);
 }
+
+namespace {
 
 // Reads an array that a kernel writes as it writes the output.
 Array written_like_out(const py::object& object, const char* name, const Problem& p,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 from xeflash.api.attention.float8 import query_in_16_bits
@@ -12,7 +12,7 @@ from xeflash.api.route import run
 from xeflash.call.bind import public
 from xeflash.call.call import Call
 from xeflash.call.schema import BSHD
-from xeflash.call.values import as_number, is_array, namespace, shape_of
+from xeflash.call.values import as_number, shape_of
 
 
 @public(BSHD, words={"return_lse": "return_softmax_lse"})
@@ -75,11 +75,10 @@ def flash_attn_with_kvcache(
             This is up to 6 % faster with grouped queries, and no faster where memory is the limit. A row that is too
             far from it (by some 14 above or 28 below) is computed twice, so results are as exact. GPUs search all the
             same where the matrix unit multiplies (grouped queries in 16 bits), or head dims are above 128.
-        k_scale, v_scale: factors of a quantised cache: a number, also as an array of one, or fp32 arrays of the cache's
-            shape without D, for both or neither. New keys are divided by the number, and rounded to the nearest; arrays
-            get the scale that makes the largest of each new row the type's largest. Without new keys, fp32 (B, Hk)
-            works too: a scale for each sequence and head; with block_table, cache_batch_idx or beam_index it has to be
-            one number, expanded. An array of one on a device is fp32; with new keys the call waits for it.
+        k_scale, v_scale: factors of a quantised cache: a number, or fp32 of one element, per head (Hk,), per sequence
+            and head (B, Hk), or per row and head, (B_cache, S, Hk) or (pages, page, Hk); arrays for both or neither.
+            New keys are divided by their factors, and rounded to the nearest. Factors of rows are written instead: they
+            make the largest of each new row the type's largest.
         cu_seqlens_q, max_seqlen_q: int32 (B + 1,) starts of packed queries (tokens, H, D), and the tokens of the
             longest (without packing, a bound of Sq); the LSE of packed ones is (H, tokens). Packed queries come without
             new keys, and a cache without block_table then needs a multiple of 16 rows.
@@ -114,15 +113,21 @@ def attend_cache(call: Call) -> tuple[Any, Any]:
     """Computes (out, LSE or None) of q on a cache; q may be in 8 bits, and scales may have any form."""
     call = query_in_16_bits(call)
     if "k_scale" in call.arguments or "v_scale" in call.arguments:
-        call = _with_scales(call)
+        call = with_numbers(call)
     return run(call)
 
 
-def _with_scales(call: Call) -> Call:
-    """Returns the call with k_scale and v_scale in the forms that the extension takes."""
-    given = {name: call.get(name) for name in ("k_scale", "v_scale")}
-    changed = {name: _scale(call, name, x) for name, x in given.items() if x is not None}
-    return call.with_(**changed) if any(x is not given[name] for name, x in changed.items()) else call
+def with_numbers(call: Call) -> Call:
+    """Returns the call with numbers in place of scales that are arrays of one element in host memory."""
+    found = {}
+    for name in ("k_scale", "v_scale"):
+        given = call.get(name)
+        scale = as_number(call.function, call.word(name), given)
+        if isinstance(scale, bool):
+            raise call.refuse(name, "must be a number or an array", f"{scale} (bool)", TypeError)
+        if scale is not given:
+            found[name] = scale
+    return call.with_(**found) if found else call
 
 
 def _with_a_length(call: Call, name: str) -> Call:
@@ -153,44 +158,3 @@ def _check_longest(call: Call, longest: Any, rows: tuple[int, ...]) -> None:
         raise call.refuse("max_seqlen_q", "must be an integer", type(longest).__name__, TypeError)
     if not all(count <= int(longest) < 2**31 for count in rows):
         raise call.refuse("max_seqlen_q", f"must be at least q.rows ({rows[0]})", longest)
-
-
-def _scale(call: Call, name: str, scale: Any) -> Any:
-    """Returns a scale as a number, or as an array with a value for each row and head of the cache."""
-    with_new = call.get("k") is not None
-    scale = as_number(call.function, call.word(name), scale, waits=with_new)
-    if isinstance(scale, bool):
-        raise call.refuse(name, "must be a number or an array", f"{scale} (bool)", TypeError)
-    if isinstance(scale, int | float) or not is_array(call.function, call.word(name), scale):
-        return scale
-    if isinstance(scale, Real):  # a number of numpy
-        return float(scale)
-    shape = tuple(scale.shape)
-    dense = hasattr(scale, "reshape") and not getattr(scale, "is_sparse", False)
-    if shape in ((), (1,)) and dense and not with_new:  # on a device, which nobody waits for
-        scale, shape = scale.reshape(1, 1), (1, 1)
-    return _expanded(call, name, scale) if len(shape) == 2 else scale
-
-
-def _expanded(call: Call, name: str, scale: Any) -> Any:
-    """Expands scales (B, Hk) to the rows of a cache, (B_cache, S, Hk), without a copy."""
-    cache = name[0] + "_cache"
-    if getattr(scale, "is_sparse", False):
-        return scale  # the extension refuses it
-    rows, keys, heads = shape_of(call.function, call.word(cache), call[cache])[:3]
-    strides = scale.stride() if hasattr(scale, "stride") else scale.strides
-    is_one = scale.shape[1] in (1, heads) and all(n == 1 or not by for n, by in zip(scale.shape, strides, strict=True))
-    elsewhere = any(call.get(table) is not None for table in ("block_table", "cache_batch_idx", "beam_index"))
-    if not is_one and not elsewhere and tuple(scale.shape) != (rows, heads):
-        return scale  # the extension refuses its shape
-    if call.get("k") is not None:
-        got = f"shape {list(scale.shape)}"
-        raise call.refuse(name, "of (B, Hk) must come without new keys", got, NotImplementedError)
-    if elsewhere and not is_one:
-        rule = "of (B, Hk) must be one number, expanded, where sequences are not rows of the cache"
-        got = f"shape {list(scale.shape)} and strides {list(strides)}"
-        raise call.refuse(name, rule, got, NotImplementedError)
-    scale = scale[:1, None, :1] if is_one else scale[:, None]
-    if hasattr(scale, "expand"):
-        return scale.expand(rows, keys, heads)
-    return namespace(call.function, name, scale).broadcast_to(scale, (rows, keys, heads))

@@ -14,6 +14,7 @@ from xeflash.call.call import Call
 from xeflash.call.values import namespace, shape_of
 
 _NAME = "seqused_q"
+_OF_SEQUENCES_OR_ALL = ("alibi_slopes", "k_scale", "v_scale")
 _NUMBER_SEQUENCES = "dropout_p score_mod captures"  # by the sequence of a score, which is then another
 
 
@@ -39,9 +40,9 @@ def used_queries(call: Call) -> Call:
         raise call.refuse(_NAME, f"must be on the device of cu_seqlens_q ({starts.device})", used.device)
     _check_values(call, used, starts, xp)
     turns = {"cu_seqlens_q": _starts(call, "cu_seqlens_q", starts[:-1] + used)}
-    for name in ("cu_seqlens_k", "seqused_k", "block_table", "alibi_slopes"):
+    for name in ("cu_seqlens_k", "seqused_k", "block_table", *_OF_SEQUENCES_OR_ALL):
         x = call.get(name)
-        if x is None or (name == "alibi_slopes" and len(shape_of(call.function, name, x)) != 2):
+        if x is None or (name in _OF_SEQUENCES_OR_ALL and not _has_rows(call, name, x)):
             continue
         rows, need = shape_of(call.function, name, x), starts_shape if name == "cu_seqlens_k" else shape
         if rows[:1] != need:
@@ -52,6 +53,12 @@ def used_queries(call: Call) -> Call:
         else:
             turns[name] = _in_turns(namespace(call.function, name, x), x, x * 0 if name == "seqused_k" else x)
     return call.with_(_NAME, **turns)
+
+
+def _has_rows(call: Call, name: str, x: Any) -> bool:
+    """Returns whether an argument that may be one for all sequences has a row for each."""
+    shape = () if isinstance(x, int | float) else shape_of(call.function, name, x)
+    return len(shape) == 2 and (name == "alibi_slopes" or shape[0] > 1)
 
 
 def _in_turns(xp: Any, first: Any, second: Any) -> Any:

@@ -29,6 +29,8 @@ def laid_out(call: Call, form: Form) -> dict[str, Any]:
             given[factor] = given.pop(scale)
             if abs(number) >= 2**128:  # a schema's floats hold less than an int
                 raise call.refuse(scale, "must be positive and finite in float32", f"{number!s:.40}")
+        elif number is not None and number.ndim < 3:  # only scales of rows are written, whatever the schema says
+            given[scale] = number.contiguous()
     if "residual" in given:
         given["keep_rest"] = bool(given.pop("residual"))
     if form.letter == "p":
