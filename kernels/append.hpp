@@ -1,6 +1,7 @@
 // Appends keys and values to a cache, and rotates keys and queries by their positions (RoPE, Su et
 // al., 2021): (a, b) -> (a cos - b sin, a sin + b cos) for the pairs of a row's first dimensions.
-// One work-item per token of a sequence.
+// One work-item per token of a sequence. Or writes them to the rows of pages that slots name: a
+// slot is a page's number times its rows, plus the row. One work-item per head of a token.
 // Word: rotate   rotates pairs of a row's columns
 // Word: abs_max  returns the largest magnitude of a row
 #pragma once
@@ -81,6 +82,29 @@ XF_INLINE void append(const AppendParams& p) {
     load_rotated(Q, token_row<const T>(p.q, batch, t, head), p.q_in_order ? t : 0);
     store_row(one_row(token_row<T>(p.attention.q, batch, t, head)), Q, 0, 1.f);
   }
+}
+
+template <class Config>
+XF_INLINE void write_to_cache(const WriteParams& p) {
+  using T = typename Config::Element;
+  const Group::Index group = Group::index();
+  const int token = static_cast<int>(group / p.heads), head = static_cast<int>(group % p.heads);
+  const int slot = p.slots[int64_t{token} * p.slot_dwords];
+  if (slot < 0 || slot >= p.capacity) return;
+  const int page = slot / p.page, at = slot % p.page;
+  const auto write = [&](auto& x, const TensorArg& from, const TensorArg& to,
+                         const ScaleArg& scales, float inverse_scale) {
+    load(x, one_row(token_row<const T>(from, 0, token, head)));
+    float* scale = nullptr;
+    if constexpr (Config::cache_scales)
+      scale = token_row<float>(scales, page, at, head) + token * scales.sequence;
+    write_row<Config>(token_row<typename Config::CacheElement>(to, page, at, head), scale,
+                      p.finds_scales, inverse_scale, x);
+  };
+  RowTile<1, Config::head_dim> K;
+  write(K, p.k, p.k_cache, p.k_scale, p.k_inverse);
+  RowTile<1, Config::head_dim_v> V;
+  write(V, p.v, p.v_cache, p.v_scale, p.v_inverse);
 }
 
 }  // namespace xeflash

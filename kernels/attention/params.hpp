@@ -102,6 +102,16 @@ struct AppendParams {
   float k_inverse, v_inverse;  // 1 / scale of a quantised K and V
 };
 
+// Keys and values, (tokens, heads, dim), that are written to slots of a cache.
+struct WriteParams {
+  TensorArg k, v, k_cache, v_cache;
+  ScaleArg k_scale, v_scale;  // per row and head of the cache, or per token and head
+  const int32_t* slots;       // of 1 or 2 dwords, of which the first is read
+  int32_t slot_dwords, page, capacity, heads;
+  int32_t finds_scales;        // as in AppendParams
+  float k_inverse, v_inverse;  // as in AppendParams
+};
+
 // Results of attention over different keys: (batch, rows, heads, dim) and LSE (batch, heads, rows).
 struct StateArg {
   TensorArg o;

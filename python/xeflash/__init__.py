@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from xeflash.api.attention.kv_cache import flash_attn_with_kvcache
     from xeflash.api.attention.merge import merge_states
+    from xeflash.api.attention.write import write_to_cache
     from xeflash.api.products.heads import linear_argmax, linear_cross_entropy, linear_log_prob, linear_top_k
     from xeflash.api.products.linear import linear
     from xeflash.api.products.matmul_softmax import matmul_softmax
@@ -61,6 +62,7 @@ __all__ = [
     "merge_states",
     "pack_int4",
     "sample",
+    "write_to_cache",
 ]
 
 extension.check_interpreter()
@@ -88,6 +90,7 @@ _MODULES = {  # modules of functions; all other functions are in flash_attn
     "attention": "api.attention.attention",
     "flash_attn_with_kvcache": "api.attention.kv_cache",
     "merge_states": "api.attention.merge",
+    "write_to_cache": "api.attention.write",
     "linear": "api.products.linear",
     "pack_int4": "api.products.pack_int4",
     "matmul_softmax": "api.products.matmul_softmax",

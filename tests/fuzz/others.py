@@ -189,9 +189,8 @@ def ipex_slots(draw: Draw) -> Case:
     tokens = draw.random.randint(0, pages * page)
     slots = torch.randperm(pages * page, generator=draw.generator)[:tokens]
     slots = slots.masked_fill(torch.rand(tokens, generator=draw.generator) < draw.of(0, 0.3, 1), -1)
-    new = [draw.array(draw.normal(tokens, heads, dim).to(dtype)) for dim in (kernel.dim, kernel.dim_v)]
-    dims = (kernel.dim, kernel.dim_v)
-    caches = [draw.array(draw.normal(pages, heads, page, dim).to(dtype), written=True) for dim in dims]
+    new = [draw.array(draw.normal(tokens, heads, dim).to(dtype)) for dim in kernel.dims]
+    caches = [draw.array(draw.normal(pages, heads, page, dim).to(dtype), written=True) for dim in kernel.dims]
     arguments = dict(zip(("key", "value", "key_cache", "value_cache"), (*new, *caches), strict=True))
     arguments["slot_mapping"] = draw.array(slots.to(draw.of(torch.int32, torch.int64)), packed=True)
     used = slots[slots >= 0]

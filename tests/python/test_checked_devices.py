@@ -1,4 +1,4 @@
-"""XEFLASH_CHECK=1: lengths, starts and tables on a device are refused as those in host memory are."""
+"""XEFLASH_CHECK=1: lengths, starts, tables and slots on a device are refused as those in host memory are."""
 
 import re
 
@@ -79,6 +79,13 @@ def test_pages_of_packed_sequences(place):
     arguments = {key: place(x) for key, x in (arguments | {"max_seqlen_k": 32}).items()}
     with pytest.raises(ValueError, match=r"block_table must be 0 to 5, got 6 at \[1, 0\]"):
         xeflash.flash_attn_varlen_func(**arguments)
+
+
+def test_slots(place):
+    x, cache = torch.zeros(3, 2, 64), torch.zeros(2, 3, 16, 2, 64)
+    arguments = [place(y) for y in (x, x, cache[0], cache[1], torch.tensor([0, -1, 48]))]
+    with pytest.raises(ValueError, match="slots must be below 48, the rows of all pages, .* got 48 at"):
+        xeflash.write_to_cache(*arguments)
 
 
 def test_right_values_change_nothing(place, monkeypatch):

@@ -50,6 +50,9 @@ TensorArg tensor_arg(const Array& array, Layout layout);
 Array read_int32(const py::object& object, const char* name, int64_t size, const Problem& problem,
                  const Checker& check);
 
+// Checks the arrays that new keys are written to: they share no memory.
+void check_appended(const Problem& problem, const Checker& check);
+
 // Refuses what cannot be computed with a message that names function, argument, rule and value;
 // nothing has been allocated or written by then.
 Problem read_problem(const FwdRequest& request);

@@ -208,6 +208,24 @@ class SampleArguments(TypedDict, total=False):
     first_row: Annotated[int, Keyword(0, ops="s")]  # the index of the first one, where one seed is for all
 
 
+_WRITTEN = Keyword(ops="w")
+
+
+class WriteArguments(TypedDict, total=False):
+    """The arguments of writing keys and values to slots of a cache; a scale that is a number is called factor."""
+
+    function: Annotated[str, Keyword("write_to_cache")]
+    k: Annotated[Array, _WRITTEN]
+    v: Annotated[Array, _WRITTEN]
+    k_cache: Annotated[Array, _WRITTEN]
+    v_cache: Annotated[Array, _WRITTEN]
+    slots: Annotated[Array, _WRITTEN]
+    k_scale: Annotated[Array, _WRITTEN]
+    v_scale: Annotated[Array, _WRITTEN]
+    k_factor: Annotated[float | None, _WRITTEN]
+    v_factor: Annotated[float | None, _WRITTEN]
+
+
 class Row(NamedTuple):
     """A keyword, with its type in a word."""
 
@@ -238,6 +256,7 @@ ROWS_OF_SOFTMAX: Mapping[str, Row] = _rows(MatmulSoftmaxArguments)
 ROWS_OF_CROSS_ENTROPY: Mapping[str, Row] = _rows(CrossEntropyArguments)
 ROWS_OF_TOP_K: Mapping[str, Row] = _rows(TopKArguments)
 ROWS_OF_SAMPLE: Mapping[str, Row] = _rows(SampleArguments)
+ROWS_OF_WRITES: Mapping[str, Row] = _rows(WriteArguments)
 ARRAYS = frozenset(name for name, row in ROWS.items() if row.is_array)
 LEARNED = tuple(name for name, row in ROWS.items() if row.more.learned)  # the order of backward's results
 OF_ATTENTION = {name: row.more.attention for name, row in ROWS.items() if row.more.attention}
@@ -251,7 +270,9 @@ FORWARD_ONLY = frozenset(name for name, row in ROWS.items() if row.more.forward_
 Fields: TypeAlias = tuple[tuple[str, str, Any, str], ...]
 
 
-_OF_PRODUCTS = (ROWS_OF_LINEAR, ROWS_OF_SOFTMAX, ROWS_OF_CROSS_ENTROPY, ROWS_OF_TOP_K, ROWS_OF_SAMPLE)
+_OF_PRODUCTS = (
+    ROWS_OF_LINEAR, ROWS_OF_SOFTMAX, ROWS_OF_CROSS_ENTROPY, ROWS_OF_TOP_K, ROWS_OF_SAMPLE, ROWS_OF_WRITES,
+)  # fmt: skip
 
 
 def check(call: Fields, products: Mapping[str, Fields], learned: tuple[str, ...]) -> None:

@@ -23,11 +23,10 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-from xeflash import merge_states
+from xeflash import merge_states, write_to_cache
 from xeflash.api.route import run
 from xeflash.call.call import Call
 from xeflash.call.schema import THD
-from xeflash.integrations._pages import write_slots
 from xeflash.integrations._vllm_context import local_lengths, longest_local, merge_over_ranks
 from xeflash.integrations.vllm import NAME
 
@@ -246,9 +245,7 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
         """Writes the new tokens' keys and values, (tokens and padding, Hk, D), to their slots."""
         if self.attn_type in _ENCODERS or self.kv_sharing_target_layer_name is not None:
             return
-        scales = self._scales(layer)
-        for name, new, cache in zip("kv", (key, value), self._caches(kv_cache), strict=True):
-            write_slots("xeflash", new, cache, slot_mapping, scales.get(f"{name}_scale", 1.0))
+        write_to_cache(key, value, *self._caches(kv_cache), slot_mapping, **self._scales(layer))
 
     def forward(
         self,

@@ -23,8 +23,7 @@ from vllm.model_executor.layers.attention.mla_attention import (
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
 from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
 
-from xeflash import merge_states
-from xeflash.integrations._pages import write_slots
+from xeflash import merge_states, write_to_cache
 from xeflash.integrations.vllm_backend import XeflashBackend, attend
 
 _FP8 = torch.float8_e4m3fn
@@ -144,8 +143,10 @@ class XeflashMLAImpl(MLACommonImpl):  # type: ignore[misc]
         """Writes latents (tokens and padding, L), and rotated columns beside them, to the slots of new tokens."""
         if kv_cache.numel() == 0:  # vLLM measures memory
             return
-        rows = torch.cat((kv_c_normed, k_pe.flatten(1)), dim=-1)[:, None]
-        write_slots("xeflash", rows, self._pages(kv_cache), slot_mapping.flatten(), k_scale)
+        latents, rotated = self._pages(kv_cache).split((self.kv_lora_rank, self.qk_rope_head_dim), dim=-1)
+        scales = {"k_scale": k_scale, "v_scale": k_scale} if self._in_eight_bits() else {}
+        k, v = kv_c_normed[:, None], k_pe.flatten(1)[:, None]
+        write_to_cache(k, v, latents, rotated, slot_mapping.flatten(), **scales)
 
     def forward_mqa(
         self, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Tensor, attn_metadata: Any, layer: Any

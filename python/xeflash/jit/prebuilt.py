@@ -67,6 +67,7 @@ def _model_kernels(arch: str, dtype: str, access: str) -> Iterator[Desc]:
     for head_dim in _IMAGE_DIMS:
         yield Desc("flash_fwd", arch, dtype, head_dim, head_dim, 128, access=access)
     for head_dim in (64, 128, 256) if arch != "pvc" else ():  # pvc's have the code of bmg's
+        yield Desc("write_to_cache", arch, dtype, head_dim, head_dim, 0, access="dwords")
         for cache in ("", "paged"):
             yield Desc("append", arch, dtype, head_dim, head_dim, 0, cache=cache, access="dwords")
     for head_dim in (64, 128):

@@ -9,6 +9,7 @@ The package stands in for the extension there (``stand_in``).
 """
 
 from xeflash.torch_ops import products as _products  # noqa: F401  registers its operators
+from xeflash.torch_ops.attention import write as _write  # noqa: F401
 from xeflash.torch_ops.library import check_gradients, needed
 from xeflash.torch_ops.stand_in import attend, compute, merge_states, refuse_shared
 

@@ -19,6 +19,7 @@ from xeflash.call.schema import (
     ROWS_OF_SAMPLE,
     ROWS_OF_SOFTMAX,
     ROWS_OF_TOP_K,
+    ROWS_OF_WRITES,
     THD,
     Row,
 )
@@ -36,7 +37,7 @@ _SEVERAL = {
         "Scalar[]? capture_numbers=None",
     ],
 }
-_RESULTS = {"One": "Tensor", "Pair": "(Tensor, Tensor)", "Three": "(Tensor, Tensor, Tensor)"}
+_RESULTS = {"None": "()", "One": "Tensor", "Pair": "(Tensor, Tensor)", "Three": "(Tensor, Tensor, Tensor)"}
 _RESULTS |= {"Results": "(Tensor, Tensor, Tensor, Tensor)"}
 
 
@@ -50,7 +51,7 @@ class Form:
     letter: str  # in Keyword.ops
     places: str  # arguments by position; programs rely on them, so they never change
     needed: int  # the first of them have no default
-    results: str = "Results"  # or "Three", "Pair", "One"
+    results: str = "Results"  # or "Three", "Pair", "One", "None"
     written: tuple[str, ...] = ()
     names: dict[str, str] = field(default_factory=dict)  # the operator's words for ours
     defaults: Mapping[str, Any] = field(default_factory=dict)  # defaults that differ from the extension's
@@ -127,6 +128,10 @@ LINEAR_TOP_K = Form(
     results="Pair", table=ROWS_OF_TOP_K,
 )  # fmt: skip
 SAMPLE = Form("sample", "sample", BSHD, "s", "logits", 1, results="One", table=ROWS_OF_SAMPLE)
+WRITE_TO_CACHE = Form(
+    "write_to_cache", "write_to_cache", BSHD, "w", "k v k_cache v_cache slots", 5,
+    results="None", written=("k_cache", "v_cache", "k_scale", "v_scale"), table=ROWS_OF_WRITES,
+)  # fmt: skip
 
 
 def backward_schema(name: str) -> str:

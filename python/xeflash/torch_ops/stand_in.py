@@ -19,7 +19,15 @@ from xeflash.torch_ops.attention.extension import results_of
 from xeflash.torch_ops.attention.operators import MERGE, OPERATORS
 from xeflash.torch_ops.attention.shapes import SYMBOLS
 from xeflash.torch_ops.attention.words import laid_out
-from xeflash.torch_ops.forms import LINEAR, LINEAR_CROSS_ENTROPY, LINEAR_TOP_K, MATMUL_SOFTMAX, SAMPLE, Form
+from xeflash.torch_ops.forms import (
+    LINEAR,
+    LINEAR_CROSS_ENTROPY,
+    LINEAR_TOP_K,
+    MATMUL_SOFTMAX,
+    SAMPLE,
+    WRITE_TO_CACHE,
+    Form,
+)
 from xeflash.torch_ops.library import Pair, requires_grad, resolved
 
 
@@ -145,7 +153,7 @@ def refuse_shared(function: str, out: Any, name: str, other: Any) -> None:
         _core.refuse_shared(function, out, name, other)
 
 
-_FORMS = (LINEAR, MATMUL_SOFTMAX, LINEAR_CROSS_ENTROPY, LINEAR_TOP_K, SAMPLE)
+_FORMS = (LINEAR, MATMUL_SOFTMAX, LINEAR_CROSS_ENTROPY, LINEAR_TOP_K, SAMPLE, WRITE_TO_CACHE)
 _PRODUCTS = {form.name: (form.table, form.by_place[: form.needed]) for form in _FORMS}  # and what is needed
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "float": ((Real, torch.SymFloat, torch.SymInt), "a number"),
@@ -181,7 +189,7 @@ def _checked(call: Call, table: Mapping[str, Row], needed: tuple[str, ...]) -> d
         elif row.kind == "bool":
             x = flag(call.function, name, x)
         else:
-            kinds, words = _KINDS[row.kind]
+            kinds, words = _KINDS[row.kind.rstrip("?")]
             fits = not isinstance(x, Integral) or row.kind == "int" or abs(int(x)) < 2**1023  # into a double
             if not isinstance(x, kinds) or isinstance(x, bool) or not fits:
                 value = "" if isinstance(x, Tensor) else f"{x!r:.60} "  # the tensor may be traced

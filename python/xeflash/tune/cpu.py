@@ -52,7 +52,7 @@ TABLES = {"flash_fwd": FLASH_FWD, "standard_attention": FLASH_FWD, "flash_decode
 TABLES |= {"flash_bwd_dq": FLASH_BWD, "flash_bwd_dkv": FLASH_BWD, "flash_bwd": FLASH_BWD}
 TABLES |= {"flash_bwd_bias": FLASH_BWD, "flash_bwd_captures": FLASH_BWD, "attention_probs": FLASH_BWD}
 TABLES |= {"flash_bwd_heads": NO_TILES, "append": NO_TILES, "merge_states": NO_TILES, "peak": NO_TILES}
-TABLES |= {"document_spans": NO_TILES}
+TABLES |= {"document_spans": NO_TILES, "write_to_cache": NO_TILES}
 
 # A few work-items for each compute unit, so that the device ends evenly; merging 256 keys each stays cheap. Where the
 # heads of a key lie beside each other, work-items that follow each other read these (SplitWork): 256 KiB of rows keep

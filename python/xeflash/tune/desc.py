@@ -40,6 +40,7 @@ ALGORITHMS = {
     "attention_probs": Algorithm(("attention_probs",), ("attention_probs",), "ProbsParams"),
     "document_spans": Algorithm(("document_spans",), ("document_spans",), multiplies_tiles=False),
     "append": Algorithm(("append",), ("append",), "AppendParams", multiplies_tiles=False),
+    "write_to_cache": Algorithm(("append",), ("write_to_cache",), "WriteParams", multiplies_tiles=False),
     "merge_states": Algorithm(("merge_states",), ("merge_states",), "MergeParams", multiplies_tiles=False),
     "linear": Algorithm(("linear",), ("linear",), "LinearParams", "products", multiplies_tiles=False),
     "matmul_softmax": Algorithm(("matmul_softmax",), ("matmul_softmax",), "MatmulSoftmaxParams", "softmax"),

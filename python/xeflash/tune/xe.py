@@ -120,7 +120,7 @@ NO_TILES: list[Row] = [("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16)]  # to cho
 TABLES = {"flash_fwd": FLASH_FWD, "standard_attention": FLASH_FWD, "flash_decode": FLASH_DECODE}
 TABLES |= {"flash_bwd_dq": FLASH_BWD_DQ, "flash_bwd_dkv": FLASH_BWD_DKV, "flash_bwd_bias": FLASH_BWD_BIAS}
 TABLES |= {"attention_probs": FLASH_BWD_BIAS, "flash_bwd_captures": NO_TILES, "flash_bwd_heads": NO_TILES}
-TABLES |= {"append": NO_TILES, "merge_states": NO_TILES, "document_spans": NO_TILES}
+TABLES |= dict.fromkeys(("append", "write_to_cache", "merge_states", "document_spans"), NO_TILES)
 
 # Threads are those with 256 registers, four of a vector engine; a group has those of half an Xe-core on Arc A, and of a
 # whole one elsewhere. A launch after another takes 2 to 4 us, in which a thread goes through 32 keys.
@@ -146,9 +146,12 @@ _SHARED_BYTES = min(shared.MOST_BYTES.values())  # of the forward pass's work-gr
 _TEAM_KEYS = {2: 32, 4: 16}  # keys of a block that a team scores, by the bytes of an element
 
 
+_HEAD_DIMS = {"merge_states": ("out.head_dim",) * 2, "write_to_cache": ("k.head_dim", "v.head_dim")}  # for messages
+
+
 def row_of(desc: Desc) -> Row:
     """Returns the first row of the table that fits."""
-    names = ("out.head_dim",) * 2 if desc.algorithm == "merge_states" else ("q.head_dim", "v.head_dim")
+    names = _HEAD_DIMS.get(desc.algorithm, ("q.head_dim", "v.head_dim"))
     for name, dim in zip(names, (desc.head_dim, desc.head_dim_v), strict=True):
         if dim % 8 or dim > MAX_HEAD_DIM:
             raise NotImplementedError(

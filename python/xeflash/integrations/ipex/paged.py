@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from xeflash.api.attention.write import write
 from xeflash.api.route import run
 from xeflash.call.call import Call
 from xeflash.call.schema import THD
-from xeflash.integrations._pages import write_slots
 
 _EIGHT_BITS = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 # Head mappings that were found in order, and what was asked then: reading one waits for its device.
 _in_order: Any = WeakIdKeyDictionary()
 _WORDS = {"q": "query", "k_cache": "key_cache", "v_cache": "value_cache", "out": "output", "s_aux": "sink"}
+_WORDS_OF_SLOTS = _WORDS | {"k": "key", "v": "value", "slots": "slot_mapping"}
 
 
 class PagedAttention:
@@ -46,8 +47,8 @@ class PagedAttention:
 
         Negative slots are left out. Caches of 8-bit floats get key / k_scale and value / v_scale.
         """
-        for new, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
-            write_slots("PagedAttention", new, _by_rows(cache, kv_cache_dtype), slot_mapping, scale)
+        caches = _by_rows(key_cache, kv_cache_dtype), _by_rows(value_cache, kv_cache_dtype)
+        _write(key, value, *caches, slot_mapping, k_scale, v_scale)
 
     @classmethod
     def reshape_and_cache_flash(
@@ -62,8 +63,8 @@ class PagedAttention:
         v_scale: float = 1.0,
     ) -> None:
         """Writes keys and values to their slots in the caches of flash_attn_varlen_func."""
-        for new, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
-            write_slots("PagedAttention", new, _by_rows(cache, kv_cache_dtype, flash=True), slot_mapping, scale)
+        caches = _by_rows(key_cache, kv_cache_dtype, True), _by_rows(value_cache, kv_cache_dtype, True)
+        _write(key, value, *caches, slot_mapping, k_scale, v_scale)
 
     @classmethod
     def swap_blocks(cls, src: Tensor, dst: Tensor, block_mapping: Any) -> None:
@@ -204,13 +205,23 @@ class PagedAttention:
         alibi: Tensor | None, *, kv_cache_dtype: str, k_scale: float, v_scale: float, flash: bool = False, **more: Any,
     ) -> Tensor:  # fmt: skip
         caches = [_by_rows(cache, kv_cache_dtype, flash) for cache in (key_cache, value_cache)]
-        scales: Any = {"k_scale": k_scale, "v_scale": v_scale} if key_cache.dtype.itemsize == 1 else {}
         given: dict[str, Any] = dict(
             function="PagedAttention", layout=THD, q=query, k_cache=caches[0], v_cache=caches[1], out=output,
-            block_table=pages.int(), softmax_scale=scale, alibi_slopes=alibi, **scales, **more,
+            block_table=pages.int(), softmax_scale=scale, alibi_slopes=alibi, **more,
+            **_scales(key_cache, k_scale, v_scale),
         )  # fmt: skip
         run(Call(given, _WORDS))
         return output
+
+
+def _write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, k_scale: Any, v_scale: Any) -> None:
+    arrays = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slots": slots}
+    write(Call({"function": "PagedAttention", **arrays, **_scales(k_cache, k_scale, v_scale)}, _WORDS_OF_SLOTS))
+
+
+def _scales(cache: Tensor, k_scale: Any, v_scale: Any) -> dict[str, Any]:
+    """Returns the scales that matter: those of caches in 8 bits."""
+    return {"k_scale": k_scale, "v_scale": v_scale} if cache.dtype.itemsize == 1 else {}
 
 
 def _require_consecutive(function: str, head_mapping: Tensor, heads: int, heads_k: int) -> None:
