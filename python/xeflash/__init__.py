@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from xeflash.api.products.pack_int4 import pack_int4
     from xeflash.api.products.sample import linear_sample, sample
     from xeflash.call.random import manual_seed
+    from xeflash.jit.precompile import warm_up
 
 __version__ = "0.1.0"
 
@@ -62,6 +63,7 @@ __all__ = [
     "merge_states",
     "pack_int4",
     "sample",
+    "warm_up",
     "write_to_cache",
 ]
 
@@ -97,6 +99,7 @@ _MODULES = {  # modules of functions; all other functions are in flash_attn
     **dict.fromkeys(("sample", "linear_sample"), "api.products.sample"),
     **dict.fromkeys(("linear_argmax", "linear_cross_entropy", "linear_log_prob", "linear_top_k"), "api.products.heads"),
     "manual_seed": "call.random",
+    "warm_up": "jit.precompile",
 }
 
 

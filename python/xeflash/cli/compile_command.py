@@ -10,7 +10,7 @@ from typing import Any
 from xeflash.bench.cases import DTYPES, parse_choices, parse_size
 from xeflash.cli.arguments import converter
 from xeflash.tune import xe
-from xeflash.tune.models import SHAPES
+from xeflash.tune.models import CACHES, SHAPES
 
 DEVICES = ("cpu", "xpu", *xe.DEVICES)
 
@@ -25,29 +25,35 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "compile",
         help="compile kernels into the cache before they are needed",
-        description="Compile the kernels that models need (prompts of more than 16 tokens, a query of one, new keys in "
-        "a plain cache) and keep them in the cache folder. For cpu and xpu, the GPU of this machine, that is native "
-        "code, and a run compiles nothing. For a named GPU, which need not be here, it is device code: a run has its "
-        "driver translate each kernel once, and compiles nothing from source.",
+        description="Compile the attention kernels that models need, of prompts and of decoding, and keep them in the "
+        "cache folder. For cpu and xpu, the GPU of this machine, that is native code, and a run compiles nothing. For "
+        "a named GPU, which need not be here, it is device code: a run has its driver translate each kernel once, and "
+        "compiles nothing from source.",
     )
-    parser.add_argument(
+    models = parser.add_mutually_exclusive_group(required=True)
+    models.add_argument(
         "--model-shapes",
         metavar="NAMES",
         type=converter(_models),
-        required=True,
         help=f"comma list or all; known: {', '.join(SHAPES)}",
     )
+    models.add_argument("--config", metavar="PATH", help="a model's folder, or its config.json")
     parser.add_argument("--device", choices=DEVICES, default="cpu", help="default: cpu; xpu: the GPU of this machine")
     parser.add_argument(
         "--dtype",
         metavar="LIST",
         type=converter(lambda text: parse_choices(text, DTYPES)),
-        default=("bf16",),
-        help="comma list of fp32, bf16, fp16; default: bf16",
+        help="comma list of fp32, bf16, fp16; default: that of --config, or bf16",
     )
     parser.add_argument(
-        "--training", action="store_true", help="the kernels of gradients, too, for sequences of more than 16 tokens"
+        "--caches",
+        metavar="LIST",
+        type=converter(lambda text: parse_choices(text, CACHES)),
+        default=("dense", "paged"),
+        help="comma list of dense, paged and fp8, which is pages in 8 bits; default: dense,paged",
     )
+    parser.add_argument("--page-size", metavar="N", type=converter(parse_size), default=16, help="keys; default: 16")
+    parser.add_argument("--training", action="store_true", help="the kernels of gradients, too")
     parser.add_argument(
         "--jobs", metavar="N", type=converter(parse_size), default=1, help="compilers at a time; default: 1"
     )

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from xeflash.jit import provide
 
 if TYPE_CHECKING:
-    from xeflash.jit.precompile import compile_command, peak_kernel
+    from xeflash.jit.precompile import compile_command, peak_kernel, warm_up
 
-__all__ = ["compile_command", "peak_kernel", "provide"]
+__all__ = ["compile_command", "peak_kernel", "provide", "warm_up"]
 
 
 def __getattr__(name: str) -> Any:

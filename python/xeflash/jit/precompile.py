@@ -12,26 +12,23 @@ import itertools
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
 from xeflash import _core
-from xeflash.call.schema import BSHD
 from xeflash.jit import cache, provide
 from xeflash.jit.calls import kernels_of as calls_kernels
 from xeflash.jit.kernel import KernelSource, render
+from xeflash.jit.model_calls import calls_of, check_choices
 from xeflash.jit.offline import Compilers
 from xeflash.jit.provide import source_of
 from xeflash.runtime import extension
-from xeflash.runtime.interop import Placeholder
 from xeflash.tune import xe
 from xeflash.tune.desc import DTYPE_NAMES, AnyDesc, Desc
-from xeflash.tune.models import SHAPES, Features, ModelShape
-
-_LENGTHS = (32, 64, 128)  # tokens of prompts: longer ones have the tiles of the last
-_KEYS = 1024
+from xeflash.tune.model_config import ModelConfig
+from xeflash.tune.models import SHAPES, ModelShape
 
 
 @dataclass(frozen=True)
@@ -42,79 +39,50 @@ class Target:
     device: str = ""
     driver: str = ""
     queue: int | None = None
+    compute_units: int = 1 << 16
 
 
 def target(name: str) -> Target:
     """Returns the device that a --device names: this machine's for cpu and xpu, else a GPU that need not be here."""
     if name in xe.DEVICES:
         return Target(xe.DEVICES[name])
+    if name not in ("cpu", "xpu"):
+        raise ValueError(f"device must be of cpu, xpu, {', '.join(xe.DEVICES)}, got {str(name)!r}")
     found = _core.devices()
     for index, device in enumerate(found):
         arch, facts = str(device["arch"]), (str(device["name"]), str(device["driver"]))
         if name == "cpu" and device["type"] == "cpu" and device["usm_system_allocations"]:
-            return Target(arch, *facts, _core.host_queue())
+            return Target(arch, *facts, _core.host_queue(), device["compute_units"])
         if name == "xpu" and device["backend"] == "level_zero" and arch in xe.ARCHITECTURES:
-            return Target(arch, *facts, _core.new_queue(index))
+            return Target(arch, *facts, _core.new_queue(index), device["compute_units"])
     if name == "cpu":
         raise RuntimeError(f"no SYCL CPU device was found; mend it with: {extension.REMEDY}")
     others = ", ".join(str(device["name"]) for device in found) or "none"
-    raise RuntimeError(f"--device xpu needs a GPU that has kernels; devices of this machine: {others}")
+    raise RuntimeError(f"device xpu needs a GPU that has kernels; devices of this machine: {others}")
 
 
 def kernels_of(
-    models: tuple[str, ...], target: Target, dtypes: tuple[str, ...], training: bool = False
+    function: str,
+    shapes: Iterable[ModelShape],
+    target: Target,
+    dtypes: Collection[str],
+    caches: Collection[str],
+    page_size: int,
+    training: bool,
 ) -> Iterator[tuple[AnyDesc, KernelSource]]:
     """Yields the kernels that the layers of models ask for; a kernel that several of them share comes once."""
+    check_choices(function, dtypes, caches, page_size)
     seen: set[tuple[str, str]] = set()
-    shapes = [(model, shape) for model in models for shape in SHAPES[model]]
-    for model, shape in shapes:
-        # Counts of compute units for which tiles are many, for which all heads are few for one pass of the gradients,
-        # and for which tiles are few.
-        units = (1, shape.heads_k * 3 // 2, 1 << 16)
-        for dtype, layer in itertools.product(dtypes, shape.features):
-            calls = _calls_of(shape, layer, DTYPE_NAMES[dtype], training)
-            for call, count in itertools.product(calls, units):
-                try:
-                    asked = calls_kernels(call, target.arch, count, target.device, target.driver)
-                except NotImplementedError as error:
-                    print(f"skipped: {model} {dtype}: {error}", file=sys.stderr)
-                    continue
-                for desc in asked:
-                    kernel = source_of(desc)
-                    if (kernel.name, kernel.text) not in seen:
-                        seen.add((kernel.name, kernel.text))
-                        yield desc, kernel
-
-
-def _calls_of(shape: ModelShape, layer: Features, dtype: str, training: bool) -> Iterator[Callable[[], object]]:
-    """Yields a layer's calls: prompts of more than 16 tokens, new tokens on a plain cache, gradients of prompts."""
-    heads, dim, dim_v = shape.heads_q, shape.head_dim, shape.head_dim_v
-
-    def rows(length: int, heads: int, dim: int) -> Placeholder:
-        return Placeholder((1, length, heads, dim), dtype)
-
-    def arrays(length: int, keys: int) -> dict[str, Any]:
-        return {
-            "q": rows(length, heads, dim),
-            "k": rows(keys, shape.heads_k, dim),
-            "v": rows(keys, shape.heads_k, dim_v),
-        }
-
-    def per_head(wanted: bool) -> Placeholder | None:
-        return Placeholder((heads,), "float32") if wanted else None
-
-    more: dict[str, Any] = {"function": "xeflash compile", "layout": BSHD, "softcap": layer.softcap}
-    more |= {"alibi_slopes": per_head(layer.alibi), "s_aux": per_head(layer.sinks)}
-    for length in _LENGTHS:
-        yield functools.partial(_core.forward, **arrays(length, _KEYS), **more)
-    if any(kind.causal for kind in shape.features):  # others have no new tokens
-        cache: dict[str, Any] = {f"{name}_cache": arrays(1, _KEYS)[name] for name in ("k", "v")}
-        yield functools.partial(_core.forward, **arrays(1, 1), **cache, cache_length=0, **more)
-    for length in _LENGTHS if training else ():
-        results: dict[str, Any] = {name: rows(length, heads, dim_v) for name in ("out", "dout")}
-        results["lse"] = Placeholder((1, heads, length), "float32")
-        wanted = ("q", "k", "v", *(("s_aux",) if layer.sinks else ()))
-        yield functools.partial(_core.backward, wanted=wanted, **arrays(length, length), **results, **more)
+    # A batch of sequences leaves each of them a share of the device.
+    units = {1 << n for n in range(target.compute_units.bit_length())} | {target.compute_units}
+    for shape, dtype in itertools.product(shapes, dtypes):
+        calls = calls_of(function, shape, dtype, caches, page_size, training)
+        for call, count in itertools.product(calls, sorted(units)):
+            for desc in calls_kernels(call, target.arch, count, target.device, target.driver):
+                kernel = source_of(desc)
+                if (kernel.name, kernel.text) not in seen:
+                    seen.add((kernel.name, kernel.text))
+                    yield desc, kernel
 
 
 def peak_kernel(arch: str, dtype: str) -> tuple[bytes, int]:
@@ -144,10 +112,14 @@ def _fill(kernel: KernelSource, desc: AnyDesc, target: Target, compilers: Compil
     return f"{kernel.name}: {len(binary)} bytes, {time.perf_counter() - start:.1f} s"
 
 
-def _run_all(
-    wanted: list[tuple[AnyDesc, KernelSource]], target: Target, pool: ThreadPoolExecutor, compilers: Compilers
+def _fill_all(
+    wanted: list[tuple[AnyDesc, KernelSource]],
+    target: Target,
+    pool: ThreadPoolExecutor,
+    compilers: Compilers,
+    say: Callable[[str], None],
 ) -> list[str]:
-    """Fills the cache, with a bar on a terminal and a line per kernel; returns the errors."""
+    """Fills the cache, with a bar on a terminal, and says a line per kernel; returns the errors."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
@@ -159,27 +131,92 @@ def _run_all(
         futures: list[Future[str]] = [pool.submit(_fill, kernel, desc, target, compilers) for desc, kernel in wanted]
         for future in as_completed(futures):
             try:
-                print(future.result(), flush=True)
+                say(future.result())
             except RuntimeError as error:
                 failures.append(str(error))
             progress.advance(task)
     return failures
 
 
+def _usable(function: str, device: str) -> Target:
+    """Returns the device that a name says, where its kernels can be kept."""
+    try:
+        found = target(device)
+    except (RuntimeError, ValueError) as error:
+        raise type(error)(f"{function}: {error}") from None
+    if why := cache.why_nothing_is_kept():
+        raise RuntimeError(f"{function}: {why}; set XEFLASH_CACHE_DIR to a writable folder of your own")
+    return found
+
+
+def warm_up(
+    config: Any,
+    *,
+    device: str,
+    dtype: Any = None,
+    caches: Collection[str] = ("dense", "paged"),
+    page_size: int = 16,
+    training: bool = False,
+    jobs: int = 1,
+) -> list[str]:
+    """Compiles the attention kernels of a model into the cache of kernels, and returns their names.
+
+    Calls of these kinds then compile nothing, in this process and later ones; `xeflash compile --config` does the same.
+
+    Args:
+        config: a model's folder or its config.json, a mapping with such keys, or a configuration of Transformers. It
+            tells the heads, head dims, softcap and ALiBi of the language model; a mapping of num_attention_heads,
+            num_key_value_heads and head_dim is enough. Where ranks of tensor parallelism share a KV head, the heads are
+            those of a rank.
+        device: "cpu", "xpu" (the GPU of this machine), or a GPU that need not be here, such as "bmg", whose driver then
+            translates each kernel once.
+        dtype: of the model, a torch.dtype or its name; default that of config.
+        caches: "dense": calls without a cache, and on one in the order of the sequence; "paged": packed queries on
+            pages, as of vLLM and SGLang; "fp8": the same in float8_e4m3fn.
+        page_size: keys of a page.
+        training: the gradients of prompts, too.
+        jobs: compilers at a time.
+
+    >>> import xeflash
+    >>> config = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "dtype": "float32"}
+    >>> names = xeflash.warm_up(config, device="cpu", caches=["dense"])
+    >>> any("flash_decode" in name for name in names)
+    True
+    """
+    read = ModelConfig("warm_up", config)
+    shapes, dtypes = [read.shape], (read.dtype if dtype is None else str(dtype).removeprefix("torch."),)
+    if jobs < 1:
+        raise ValueError(f"warm_up: jobs must be positive, got {jobs}")
+    where = _usable("warm_up", device)
+    wanted = list(kernels_of("warm_up", shapes, where, dtypes, caches, page_size, training))
+    compilers, pool = Compilers(), ThreadPoolExecutor(jobs)
+    try:
+        failures = _fill_all(wanted, where, pool, compilers, lambda _: None)
+    finally:
+        compilers.end()
+        pool.shutdown(cancel_futures=True)
+    if failures:
+        raise RuntimeError(f"warm_up: {len(failures)} of {len(wanted)} kernels failed: {failures[0]}")
+    return [kernel.name for _, kernel in wanted]
+
+
 def compile_command(arguments: argparse.Namespace) -> int:
     """Fills the cache; returns 1 if a kernel failed, 2 if none could be kept, 130 if it was interrupted."""
     try:
-        where = target(arguments.device)
-    except RuntimeError as error:
-        print(f"xeflash compile: {error}", file=sys.stderr)
+        where = _usable("xeflash compile", arguments.device)
+        shapes, dtypes = [SHAPES[name] for name in arguments.model_shapes or ()], arguments.dtype or ("bf16",)
+        if arguments.config is not None:
+            config = ModelConfig("xeflash compile", arguments.config)
+            shapes, dtypes = [config.shape], arguments.dtype or (config.dtype,)
+        dtypes = tuple(DTYPE_NAMES.get(name, name) for name in dtypes)
+        choices = (arguments.caches, arguments.page_size, arguments.training)
+        wanted = list(kernels_of("xeflash compile", shapes, where, dtypes, *choices))
+    except (RuntimeError, ValueError) as error:  # NotImplementedError is a RuntimeError
+        print(error, file=sys.stderr)
         return 2
-    if why := cache.why_nothing_is_kept():
-        print(f"xeflash compile: {why}; set XEFLASH_CACHE_DIR to a writable folder of your own", file=sys.stderr)
-        return 2
-    wanted = list(kernels_of(arguments.model_shapes, where, arguments.dtype, arguments.training))
     compilers, pool = Compilers(), ThreadPoolExecutor(arguments.jobs)
     try:
-        failures = _run_all(wanted, where, pool, compilers)
+        failures = _fill_all(wanted, where, pool, compilers, functools.partial(print, flush=True))
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
         compilers.end()

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+# In the order of the sequence, or without a cache; pages in the model's dtype; pages in float8_e4m3fn.
+CACHES = ("dense", "paged", "fp8")
+
 
 class Features(NamedTuple):
     """The features that one kind of layer asks of the kernel; the defaults are plain full attention."""
@@ -27,6 +30,7 @@ class ModelShape(NamedTuple):
     head_dim: int
     head_dim_v: int
     features: tuple[Features, ...]
+    latents: tuple[int, int] | None = None  # MLA: the head dims of K and V of one head in pages, for single queries
 
 
 def _window(keys: int) -> tuple[int, int]:
@@ -56,7 +60,7 @@ SHAPES: dict[str, tuple[ModelShape, ...]] = {
     "gemma-3-4b": (ModelShape(8, 4, 256, 256, _causal_and_window(1024)),),
     "gpt-oss-20b": (ModelShape(64, 8, 64, 64, _causal_and_window(128, sinks=True)),),
     "phi-3-mini": (ModelShape(32, 32, 96, 96, _causal_and_window(2047)),),  # the 4k version slides
-    "deepseek-v3": (ModelShape(128, 128, 192, 128, _CAUSAL),),  # MLA prefill: 128 + 64 rotary
+    "deepseek-v3": (ModelShape(128, 128, 192, 128, _CAUSAL, (576, 512)),),  # MLA: 128 + 64 rotary, 512 + 64
     "bloom-7b1": (ModelShape(32, 32, 128, 128, (Features(causal=True, alibi=True),)),),
     "gpt-j-6b": (ModelShape(16, 16, 256, 256, _CAUSAL),),
     "gpt-2": (ModelShape(12, 12, 64, 64, _CAUSAL),),
