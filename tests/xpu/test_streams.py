@@ -1,8 +1,10 @@
 """Streams, threads, devices and graphs: work goes to the current stream of the tensors' device, and nothing waits."""
 
 import functools
+import runpy
 import threading
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -208,6 +210,11 @@ def test_a_graph_of_a_cache_that_grows(xpu):
         lengths += 1
     assert torch.equal(there[1].cpu(), k) and torch.equal(there[2].cpu(), v)
     graph.reset()
+
+
+def test_the_example_replays_other_lengths_and_pages(xpu, capsys):
+    runpy.run_path(str(Path(__file__).parents[2] / "python/examples/graph_capture.py"))
+    assert "two replays" in capsys.readouterr().out
 
 
 def test_dropout_is_refused_while_a_graph_is_captured(xpu):
