@@ -11,6 +11,7 @@ import torch
 import xeflash
 from xeflash import _core
 from xeflash.cli import main
+from xeflash.jit.model_calls import shape_of_rank
 from xeflash.jit.precompile import kernels_of, target
 from xeflash.jit.provide import provide, source_of
 from xeflash.tune.desc import desc_of
@@ -85,7 +86,9 @@ def calls_on_arrays(config, dtype, page, batch, queries, keys):
     ids=["dense", "paged", "fp8", "latent", "latent-prompts"],
 )
 def test_calls_ask_for_no_other_kernel(asked, device, config, caches, calls, dtype, page):
-    found = kernels_of("test", [ModelConfig("test", config).shape], target(device), ["bfloat16"], caches, page, False)
+    found = kernels_of(
+        "test", [ModelConfig("test", config).shape], target(device), ["bfloat16"], caches, page, 1, False
+    )
     names = {kernel.name for _, kernel in found}
     appends = "latent" if config is LATENT else ""  # vLLM writes latents by itself
     want = set()
@@ -151,6 +154,7 @@ REFUSED = [
     (HEADS | {"num_key_value_heads": 3}, {}, ValueError, r"k.heads must divide q.heads \(4\), got 3"),
     (HEADS, {"dtype": "int8"}, ValueError, "dtype must be of float32, bfloat16, float16, got 'int8'"),
     (HEADS, {"caches": ["ring"]}, ValueError, "caches must be of dense, paged, fp8, got 'ring'"),
+    (HEADS, {"tensor_parallel_size": 3}, ValueError, r"tensor_parallel_size must divide the heads .*\(4\), .*, got 3"),
     (HEADS, {"jobs": 0}, ValueError, "jobs must be positive, got 0"),
     (HEADS, {"page_size": 8}, ValueError, "page_size must be a multiple of 16, got 8"),
     (HEADS, {"device": "cuda"}, ValueError, "device must be of cpu, xpu, .*, got 'cuda'"),
@@ -163,6 +167,14 @@ REFUSED = [
 def test_what_is_missing_is_named(config, more, error, message):
     with pytest.raises(error, match=f"^warm_up: .*{message}"):
         xeflash.warm_up(config, **{"device": "cpu", **more})
+
+
+@pytest.mark.parametrize(
+    "name, ranks, heads", [("llama-3-8b", 4, (8, 2)), ("llama-3-8b", 16, (2, 1)), ("gpt-2", 6, (2, 2))]
+)
+def test_ranks_have_shares_of_the_heads(name, ranks, heads):
+    share = shape_of_rank("test", SHAPES[name], ranks)
+    assert share == SHAPES[name]._replace(heads_q=heads[0], heads_k=heads[1])
 
 
 def test_the_command_names_the_file_and_what_it_lacks(tmp_path, capsys):

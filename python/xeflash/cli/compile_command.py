@@ -52,11 +52,13 @@ def add_parser(commands: Any) -> None:
         default=("dense", "paged"),
         help="comma list of dense, paged and fp8, which is pages in 8 bits; default: dense,paged",
     )
-    parser.add_argument("--page-size", metavar="N", type=converter(parse_size), default=16, help="keys; default: 16")
-    parser.add_argument("--training", action="store_true", help="the kernels of gradients, too")
+    size = converter(parse_size)
+    parser.add_argument("--page-size", metavar="N", type=size, default=16, help="keys of a page; default: 16")
     parser.add_argument(
-        "--jobs", metavar="N", type=converter(parse_size), default=1, help="compilers at a time; default: 1"
+        "--tensor-parallel-size", metavar="N", type=size, default=1, help="ranks that share out the heads; default: 1"
     )
+    parser.add_argument("--training", action="store_true", help="the kernels of gradients, too")
+    parser.add_argument("--jobs", metavar="N", type=size, default=1, help="compilers at a time; default: 1")
     parser.set_defaults(run=run)
 
 

@@ -31,6 +31,15 @@ def check_choices(function: str, dtypes: Collection[str], caches: Collection[str
         raise ValueError(f"{function}: page_size must be a multiple of 16, got {page_size}")
 
 
+def shape_of_rank(function: str, shape: ModelShape, ranks: int) -> ModelShape:
+    """Returns the shape that each rank of tensor parallelism has: a share of the heads, but at least one of keys."""
+    heads, heads_k = shape.heads_q, shape.heads_k
+    if ranks < 1 or heads % ranks or max(heads_k, ranks) % min(heads_k, ranks):
+        rule = f"must divide the heads of queries ({heads}), and divide or be divided by those of keys ({heads_k})"
+        raise ValueError(f"{function}: tensor_parallel_size {rule}, got {ranks}")
+    return shape._replace(heads_q=heads // ranks, heads_k=max(1, heads_k // ranks))
+
+
 def calls_of(
     function: str, shape: ModelShape, dtype: str, caches: Collection[str], page_size: int, training: bool
 ) -> Iterator[Call]:

@@ -21,7 +21,7 @@ from xeflash import _core
 from xeflash.jit import cache, provide
 from xeflash.jit.calls import kernels_of as calls_kernels
 from xeflash.jit.kernel import KernelSource, render
-from xeflash.jit.model_calls import calls_of, check_choices
+from xeflash.jit.model_calls import calls_of, check_choices, shape_of_rank
 from xeflash.jit.offline import Compilers
 from xeflash.jit.provide import source_of
 from xeflash.runtime import extension
@@ -68,6 +68,7 @@ def kernels_of(
     dtypes: Collection[str],
     caches: Collection[str],
     page_size: int,
+    tensor_parallel_size: int,
     training: bool,
 ) -> Iterator[tuple[AnyDesc, KernelSource]]:
     """Yields the kernels that the layers of models ask for; a kernel that several of them share comes once."""
@@ -76,7 +77,8 @@ def kernels_of(
     # A batch of sequences leaves each of them a share of the device.
     units = {1 << n for n in range(target.compute_units.bit_length())} | {target.compute_units}
     for shape, dtype in itertools.product(shapes, dtypes):
-        calls = calls_of(function, shape, dtype, caches, page_size, training)
+        share = shape_of_rank(function, shape, tensor_parallel_size)
+        calls = calls_of(function, share, dtype, caches, page_size, training)
         for call, count in itertools.product(calls, sorted(units)):
             for desc in calls_kernels(call, target.arch, count, target.device, target.driver):
                 kernel = source_of(desc)
@@ -156,6 +158,7 @@ def warm_up(
     dtype: Any = None,
     caches: Collection[str] = ("dense", "paged"),
     page_size: int = 16,
+    tensor_parallel_size: int = 1,
     training: bool = False,
     jobs: int = 1,
 ) -> list[str]:
@@ -166,14 +169,14 @@ def warm_up(
     Args:
         config: a model's folder or its config.json, a mapping with such keys, or a configuration of Transformers. It
             tells the heads, head dims, softcap and ALiBi of the language model; a mapping of num_attention_heads,
-            num_key_value_heads and head_dim is enough. Where ranks of tensor parallelism share a KV head, the heads are
-            those of a rank.
+            num_key_value_heads and head_dim is enough.
         device: "cpu", "xpu" (the GPU of this machine), or a GPU that need not be here, such as "bmg", whose driver then
             translates each kernel once.
         dtype: of the model, a torch.dtype or its name; default that of config.
         caches: "dense": calls without a cache, and on one in the order of the sequence; "paged": packed queries on
             pages, as of vLLM and SGLang; "fp8": the same in float8_e4m3fn.
         page_size: keys of a page.
+        tensor_parallel_size: ranks that share out the heads.
         training: the gradients of prompts, too.
         jobs: compilers at a time.
 
@@ -188,7 +191,7 @@ def warm_up(
     if jobs < 1:
         raise ValueError(f"warm_up: jobs must be positive, got {jobs}")
     where = _usable("warm_up", device)
-    wanted = list(kernels_of("warm_up", shapes, where, dtypes, caches, page_size, training))
+    wanted = list(kernels_of("warm_up", shapes, where, dtypes, caches, page_size, tensor_parallel_size, training))
     compilers, pool = Compilers(), ThreadPoolExecutor(jobs)
     try:
         failures = _fill_all(wanted, where, pool, compilers, lambda _: None)
@@ -209,7 +212,7 @@ def compile_command(arguments: argparse.Namespace) -> int:
             config = ModelConfig("xeflash compile", arguments.config)
             shapes, dtypes = [config.shape], arguments.dtype or (config.dtype,)
         dtypes = tuple(DTYPE_NAMES.get(name, name) for name in dtypes)
-        choices = (arguments.caches, arguments.page_size, arguments.training)
+        choices = (arguments.caches, arguments.page_size, arguments.tensor_parallel_size, arguments.training)
         wanted = list(kernels_of("xeflash compile", shapes, where, dtypes, *choices))
     except (RuntimeError, ValueError) as error:  # NotImplementedError is a RuntimeError
         print(error, file=sys.stderr)
