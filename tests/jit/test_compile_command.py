@@ -260,5 +260,7 @@ def test_wheels_carry_the_kernels_of_stable_diffusion(arch, units, dtype, keys):
 
 
 def test_compile_knows_all_head_dims_of_a_model_and_that_images_have_no_new_tokens():
-    descs = [desc for desc, _ in precompile.kernels_of(("sd15",), precompile.Target("bmg"), ("fp16",))]
-    assert {desc.head_dim for desc in descs} == set(IMAGES) and {desc.algorithm for desc in descs} == {"flash_fwd"}
+    choices = (("float16",), ("dense", "paged"), 16, 1, False)
+    descs = [desc for desc, _ in precompile.kernels_of("test", SHAPES["sd15"], precompile.Target("bmg"), *choices)]
+    assert {desc.head_dim for desc in descs} == set(IMAGES)
+    assert {desc.algorithm for desc in descs} == {"flash_fwd"}

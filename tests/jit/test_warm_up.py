@@ -99,8 +99,8 @@ def test_calls_ask_for_no_other_kernel(asked, device, config, caches, calls, dty
 
 LAYER = (Features(causal=True),)
 CONFIGS = {
-    "Llama": ({"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}, SHAPES["llama-3-8b"]),
-    "GPT-2": ({"n_embd": 768, "n_head": 12, "num_key_value_heads": None}, SHAPES["gpt-2"]),
+    "Llama": ({"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}, SHAPES["llama-3-8b"][0]),
+    "GPT-2": ({"n_embd": 768, "n_head": 12, "num_key_value_heads": None}, SHAPES["gpt-2"][0]),
     "Gemma 2": (
         {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "attn_logit_softcapping": 50.0},
         ModelShape(16, 8, 256, 256, (Features(causal=True, softcap=50.0),)),
@@ -113,7 +113,7 @@ CONFIGS = {
         {"model_type": "gpt_oss", "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64},
         ModelShape(64, 8, 64, 64, (Features(causal=True, sinks=True),)),
     ),
-    "Bloom": ({"model_type": "bloom", "hidden_size": 4096, "n_head": 32}, SHAPES["bloom-7b1"]),
+    "Bloom": ({"model_type": "bloom", "hidden_size": 4096, "n_head": 32}, SHAPES["bloom-7b1"][0]),
     "Falcon": (
         {"hidden_size": 4544, "num_attention_heads": 71, "num_kv_heads": 71, "multi_query": True, "alibi": False},
         ModelShape(71, 1, 64, 64, LAYER),
@@ -128,7 +128,7 @@ CONFIGS = {
             "qk_rope_head_dim": 64,
             "v_head_dim": 128,
         },
-        SHAPES["deepseek-v3"],
+        SHAPES["deepseek-v3"][0],
     ),
 }
 
@@ -173,8 +173,8 @@ def test_what_is_missing_is_named(config, more, error, message):
     "name, ranks, heads", [("llama-3-8b", 4, (8, 2)), ("llama-3-8b", 16, (2, 1)), ("gpt-2", 6, (2, 2))]
 )
 def test_ranks_have_shares_of_the_heads(name, ranks, heads):
-    share = shape_of_rank("test", SHAPES[name], ranks)
-    assert share == SHAPES[name]._replace(heads_q=heads[0], heads_k=heads[1])
+    (shape,) = SHAPES[name]
+    assert shape_of_rank("test", shape, ranks) == shape._replace(heads_q=heads[0], heads_k=heads[1])
 
 
 def test_the_command_names_the_file_and_what_it_lacks(tmp_path, capsys):

@@ -14,7 +14,8 @@ from xeflash.tune.models import CACHES, Features, ModelShape
 
 _FP8 = "float8_e4m3fn"
 # Queries of a sequence: each number of them whose heads may share a tile, and one for each height of tiles.
-_QUERIES = (*range(1, 18), 32, 64, 128, 1024)
+_MANY = (32, 64, 128, 1024)
+_QUERIES = (*range(1, 18), *_MANY)
 _KEYS = (256, 1 << 13)  # few, which are never split, and many
 _TRAINED = (32, 64, 128)
 
@@ -43,12 +44,17 @@ def shape_of_rank(function: str, shape: ModelShape, ranks: int) -> ModelShape:
 def calls_of(
     function: str, shape: ModelShape, dtype: str, caches: Collection[str], page_size: int, training: bool
 ) -> Iterator[Call]:
-    """Yields the calls of a model's layers: prompts and decoding with caches of these kinds, and gradients."""
+    """Yields the calls of a model's layers: prompts and decoding with caches of these kinds, and gradients.
+
+    A model without causal layers, such as one of images, has no new tokens, and no cache.
+    """
+    decodes = any(layer.causal for layer in shape.features)
+    caches = caches if decodes else ("dense",)
     for layer in dict.fromkeys(one._replace(causal=True, window_size=(-1, -1)) for one in shape.features):
         make = _Calls(function, shape, layer, dtype, page_size)  # causality and windows change no kernel
         if "dense" in caches or shape.latents:
-            yield from make.on_arrays()
-        if "dense" in caches:
+            yield from make.on_arrays(_QUERIES if decodes else _MANY)
+        if "dense" in caches and decodes:
             yield make.appending(make.plain_cache())
         if "paged" in caches and not shape.latents:
             yield make.appending(make.pages(dtype, _KEYS[0]))
@@ -89,9 +95,9 @@ class _Calls:
         scales = dict.fromkeys(("k_scale", "v_scale"), 1.0) if kept != self.dtype else {}
         return {**rows, **scales, "block_table": Placeholder((1, count), "int32")}
 
-    def on_arrays(self) -> Iterator[Call]:
+    def on_arrays(self, counts: tuple[int, ...]) -> Iterator[Call]:
         """Yields calls without a cache; MLA has prompts in parts, which are merged."""
-        for queries in _QUERIES:
+        for queries in counts:
             for keys in (queries, *_KEYS):
                 yield functools.partial(_core.forward, layout=BSHD, **self.arrays(queries, keys), **self.more)
         if self.shape.latents:

@@ -207,7 +207,8 @@ def compile_command(arguments: argparse.Namespace) -> int:
     """Fills the cache; returns 1 if a kernel failed, 2 if none could be kept, 130 if it was interrupted."""
     try:
         where = _usable("xeflash compile", arguments.device)
-        shapes, dtypes = [SHAPES[name] for name in arguments.model_shapes or ()], arguments.dtype or ("bf16",)
+        shapes = [shape for name in arguments.model_shapes or () for shape in SHAPES[name]]
+        dtypes = arguments.dtype or ("bf16",)
         if arguments.config is not None:
             config = ModelConfig("xeflash compile", arguments.config)
             shapes, dtypes = [config.shape], arguments.dtype or (config.dtype,)
