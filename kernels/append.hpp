@@ -89,9 +89,10 @@ XF_INLINE void write_to_cache(const WriteParams& p) {
   using T = typename Config::Element;
   const Group::Index group = Group::index();
   const int token = static_cast<int>(group / p.heads), head = static_cast<int>(group % p.heads);
-  const int slot = p.slots[int64_t{token} * p.slot_dwords];
+  const int64_t slot = p.wide_slots ? static_cast<const int64_t*>(p.slots)[token]
+                                    : static_cast<const int32_t*>(p.slots)[token];
   if (slot < 0 || slot >= p.capacity) return;
-  const int page = slot / p.page, at = slot % p.page;
+  const int page = static_cast<int>(slot) / p.page, at = static_cast<int>(slot) % p.page;
   const auto write = [&](auto& x, const TensorArg& from, const TensorArg& to,
                          const ScaleArg& scales, float inverse_scale) {
     load(x, one_row(token_row<const T>(from, 0, token, head)));

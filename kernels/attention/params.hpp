@@ -106,8 +106,8 @@ struct AppendParams {
 struct WriteParams {
   TensorArg k, v, k_cache, v_cache;
   ScaleArg k_scale, v_scale;  // per row and head of the cache, or per token and head
-  const int32_t* slots;       // of 1 or 2 dwords, of which the first is read
-  int32_t slot_dwords, page, capacity, heads;
+  const void* slots;          // int64 (wide_slots) or int32
+  int32_t wide_slots, page, capacity, heads;
   int32_t finds_scales;        // as in AppendParams
   float k_inverse, v_inverse;  // as in AppendParams
 };

@@ -118,7 +118,8 @@ def test_tensors_on_xpu(xpu, slots):
 def test_slots_past_the_end_are_left_out_on_a_device(xpu):
     cache = torch.zeros(2, PAGES, PAGE, HEADS, 64, device="xpu").bfloat16()
     x = torch.ones(2, HEADS, 64, device="xpu").bfloat16()
-    xeflash.write_to_cache(x, x, *cache, torch.tensor([60, 3], device="xpu"))
+    for past in (60, 2**32 + 1, 1 - 2**32):
+        xeflash.write_to_cache(x, x, *cache, torch.tensor([past, 3], device="xpu"))
     assert cache.cpu().sum() == 2 * HEADS * 64 == cache[:, 0, 3].cpu().sum()
 
 
