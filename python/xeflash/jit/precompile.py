@@ -154,7 +154,7 @@ def _usable(function: str, device: str) -> Target:
 def warm_up(
     config: Any,
     *,
-    device: str,
+    device: Any,
     dtype: Any = None,
     caches: Collection[str] = ("dense", "paged"),
     page_size: int = 16,
@@ -190,7 +190,7 @@ def warm_up(
     shapes, dtypes = [read.shape], (read.dtype if dtype is None else str(dtype).removeprefix("torch."),)
     if jobs < 1:
         raise ValueError(f"warm_up: jobs must be positive, got {jobs}")
-    where = _usable("warm_up", device)
+    where = _usable("warm_up", str(device))
     wanted = list(kernels_of("warm_up", shapes, where, dtypes, caches, page_size, tensor_parallel_size, training))
     compilers, pool = Compilers(), ThreadPoolExecutor(jobs)
     try:
