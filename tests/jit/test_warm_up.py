@@ -58,6 +58,9 @@ def calls_on_pages(config, dtype, page, batch, queries, keys):
     else:
         k, v = cache.split((dim, dim_v), -1)  # as vLLM's, a value beside its key
     scales = {"k_scale": 0.5, "v_scale": 0.5} if dtype.itemsize == 1 else {}
+    written = (v, k[..., dim_v:]) if shape.latents else (k, v)
+    new = [rows(queries, heads_k, x.shape[-1]) for x in written]
+    yield lambda: xeflash.write_to_cache(*new, *written, torch.zeros(queries).long(), **scales)
     yield lambda: xeflash.flash_attn_varlen_func(
         rows(batch * queries, shape.heads_q, dim), k, v, torch.arange(batch + 1).int() * queries, None, queries, keys,
         causal=True, block_table=torch.zeros(batch, len(cache)).int(),
@@ -208,6 +211,7 @@ for n, keys in ((1, 20), (3, 20), (17, 20), (40, 100), (1, 550), (20, 550)):
         q, k, v, starts, None, n, keys, causal=True, block_table=table, seqused_k=lengths
     )
 new = torch.zeros(2, 1, 2, 16)
+xeflash.write_to_cache(new[:, 0], new[:, 0], k, v, torch.tensor([7, 40]))
 xeflash.flash_attn_with_kvcache(torch.zeros(2, 1, 4, 16), k, v, new, new, cache_seqlens=lengths, block_table=table)
 """
 

@@ -116,6 +116,7 @@ class _Calls:
             "cu_seqlens_q": Placeholder((2,), "int32"),
             "seqused_k": Placeholder((1,), "int32"),
         }
+        yield self.writing(kept)
         for keys in _KEYS:
             cache = self.pages(kept, keys)
             dim = cache["k_cache"].shape[3]
@@ -123,6 +124,19 @@ class _Calls:
                 q = Placeholder((queries, self.shape.heads_q, dim), self.dtype)
                 longest = {"max_seqlen_q": queries, "max_seqlen_k": keys}
                 yield functools.partial(_core.forward, q=q, **cache, **longest, **more, **self.more)
+
+    def writing(self, kept: str) -> Call:
+        """Returns a call that writes keys and values to slots; of MLA, latents and the rotated columns beside them."""
+        shape, heads = self.shape, 1 if self.shape.latents else self.shape.heads_k
+        dims = (shape.head_dim, shape.head_dim_v)
+        if shape.latents:
+            dims = (shape.latents[1], shape.latents[0] - shape.latents[1])
+        given: dict[str, Any] = {"slots": Placeholder((64,), "int64")}
+        for name, dim in zip("kv", dims, strict=True):
+            given[name] = Placeholder((64, heads, dim), self.dtype)
+            given[f"{name}_cache"] = Placeholder((4, self.page_size, heads, dim), kept)
+            given |= {f"{name}_factor": 1.0} if kept != self.dtype else {}
+        return functools.partial(_core.write_to_cache, function=self.more["function"], **given)
 
     def gradients(self) -> Iterator[Call]:
         """Yields backward passes of prompts."""
