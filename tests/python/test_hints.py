@@ -19,7 +19,13 @@ WORDS = {
         "scale": "did you mean softmax_scale?",
         "windows_size": "did you mean window_size?",
         "query": "did you mean q?",
-        "mask": "attention takes attn_mask, and flash_attn_varlen_func takes sequences without padding",
+        "attention_mask": "attention takes attn_mask, and flash_attn_varlen_func takes sequences without padding",
+        "key_padding_mask": "attention takes it as attn_mask[:, None, None, :], True where there is a token, "
+        "and flash_attn_varlen_func takes sequences without padding",
+        "cu_seqlens_k": "flash_attn_varlen_func takes packed sequences",
+        "max_seqlen_q": "flash_attn_varlen_func takes packed sequences",
+        "position_ids": "document_ids of flash_attn_func, and cu_seqlens_q and cu_seqlens_k of flash_attn_varlen_func, "
+        "keep documents apart",
         "enable_gqa": "k and v may have fewer heads than q without it",
     },
     "attention": {
@@ -29,7 +35,11 @@ WORDS = {
         "return_attn_probs": "did you mean return_lse?",
         "block_mask": "score_mod and document_ids hide keys, and so does the attn_mask of attention",
     },
-    "flash_attn_varlen_func": {"document_ids": "flash_attn_varlen_func takes documents as sequences"},
+    "flash_attn_varlen_func": {
+        "document_ids": "flash_attn_varlen_func takes documents as sequences",
+        "cu_seqlens": "did you mean cu_seqlens_q?",
+    },
+    "flash_attn_varlen_qkvpacked_func": {"max_seqlen_q": "did you mean max_seqlen?"},
     "flash_attn_kvpacked_func": {"score_mod": "flash_attn_func and attention take it"},
     "linear": {"wieght": "did you mean weight?"},
     "linear_cross_entropy": {"labels": "did you mean target?"},

@@ -24,7 +24,10 @@ _ALIKE = (  # words that libraries have for one argument
     ("s_aux", "sinks", "learnable_sink"),
     ("alibi_slopes", "alibi"),
     ("attn_mask", "mask", "attention_mask", "attn_bias"),
+    ("key_padding_mask", "padding_mask"),
     ("document_ids", "segment_ids"),
+    ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"),
+    ("max_seqlen", "max_seqlen_q", "max_seqlen_k"),
     ("return_lse", "return_attn_probs", "return_softmax_lse"),
     ("input", "x", "hidden_states"),
     ("linear_weight", "weight"),
@@ -32,12 +35,19 @@ _ALIKE = (  # words that libraries have for one argument
     ("target", "labels"),
     ("temperature", "temp"),
 )
+_PACKED = "flash_attn_varlen_func takes packed sequences"
 _ELSEWHERE = {
     "attn_mask": "attention takes attn_mask, and flash_attn_varlen_func takes sequences without padding",
     "block_mask": "score_mod and document_ids hide keys, and so does the attn_mask of attention",
+    "cu_seqlens": _PACKED,
     "document_ids": "flash_attn_varlen_func takes documents as sequences",
     "enable_gqa": "k and v may have fewer heads than q without it",
     "generator": "torch.manual_seed and xeflash.manual_seed make dropout reproducible",
+    "key_padding_mask": "attention takes it as attn_mask[:, None, None, :], True where there is a token, "
+    "and flash_attn_varlen_func takes sequences without padding",
+    "max_seqlen": _PACKED,
+    "position_ids": "document_ids of flash_attn_func, and cu_seqlens_q and cu_seqlens_k of flash_attn_varlen_func, "
+    "keep documents apart",
     "score_mod": "flash_attn_func and attention take it",
 }
 
@@ -45,9 +55,11 @@ _ELSEWHERE = {
 def meant(word: str, own: Collection[str]) -> str:
     """Returns what to say of a word that is not among a function's `own`; empty if nothing is known of it."""
     alike = next((words for words in _ALIKE if word in words), (word,))
-    if found := [x for x in alike if x in own] or difflib.get_close_matches(word, own, 1, 0.75):
-        return f"; did you mean {found[0]}?"
-    return f"; {_ELSEWHERE[alike[0]]}" if alike[0] in _ELSEWHERE else ""
+    found = [x for x in alike if x in own]
+    if not found and alike[0] in _ELSEWHERE:
+        return f"; {_ELSEWHERE[alike[0]]}"
+    found = found or difflib.get_close_matches(word, own, 1, 0.75)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def add_hint(call: Call, error: Exception) -> None:
