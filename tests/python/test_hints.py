@@ -88,6 +88,9 @@ def masked(mask):
 # The call, the argument, and the hint, which is what to give in its place.
 FIXED = [
     (packed(STARTS.long()), "cu_seqlens_q", "cu_seqlens_q.int()"),
+    (packed(STARTS[None]), "cu_seqlens_q", "cu_seqlens_q.flatten()"),
+    (packed(STARTS.repeat_interleave(2)[::2]), "cu_seqlens_q", "cu_seqlens_q.contiguous()"),
+    (call("flash_attn_varlen_qkvpacked_func", torch.randn(9, 3, 2, 64), STARTS, 5.0), "max_seqlen", "int(max_seqlen)"),
     (packed([0, 5, 9]), "cu_seqlens_q", "torch.tensor(cu_seqlens_q, dtype=torch.int32, device=q.device)"),
     (packed(STARTS, seqused_k=[4, 4]), "seqused_k", "torch.tensor(seqused_k, dtype=torch.int32, device=q.device)"),
     (packed(STARTS, seqused_q=torch.tensor([4, 4])), "seqused_q", "seqused_q.int()"),
@@ -103,6 +106,15 @@ FIXED = [
     (masked(torch.ones(2, 7, 9)), "attn_mask", "attn_mask[:, None]"),
     (masked(torch.ones(7, 9, dtype=torch.float64)), "attn_mask", "attn_mask.to(query.dtype)"),
     (call("flash_attn_func", *[Q] * 3, alibi_slopes=torch.ones(7).half()), "alibi_slopes", "alibi_slopes.float()"),
+    (
+        call("flash_attn_func", *[Q] * 3, alibi_slopes=[0.5] * 7),
+        "alibi_slopes",
+        "torch.tensor(alibi_slopes, dtype=torch.float32, device=q.device)",
+    ),
+    (call("flash_attn_func", Q, Q.half(), Q), "k", "k.to(q.dtype)"),
+    (call("flash_attn_func", *[Q] * 3, causal=torch.tensor(True)), "causal", "bool(causal)"),
+    (call("flash_attn_qkvpacked_func", torch.randn(1, 5, 3, 2, 64).double()), "qkv", "qkv.float()"),
+    (call("attention", Q, K, K.bfloat16()), "value", "value.to(query.dtype)"),
     (call("linear", Q[0, 0], torch.randn(64, 5)), "weight", "weight.T.contiguous()"),
 ]
 
@@ -138,6 +150,12 @@ def test_other_hints():
         xeflash.flash_attn_varlen_func(*[torch.ones(9, 2, 64)] * 3, STARTS[1:], STARTS[1:], 9, 9)
     with pytest.raises(ValueError, match=r"; use q.flatten\(0, 1\)$"):
         xeflash.flash_attn_varlen_func(Q, Q, Q, STARTS, STARTS, 5, 5)
+    with pytest.raises(ValueError, match=r"; use q\[None\], or flash_attn_varlen_func for packed sequences$"):
+        xeflash.flash_attn_func(Q[0], Q, Q)
+    with pytest.raises(TypeError, match=r"; use q.to\(k_cache.dtype\)$"):  # the caller's cache takes the new keys
+        xeflash.flash_attn_with_kvcache(Q, K.half(), K.half())
+    with pytest.raises(TypeError, match=r"max_seqlen_q must be an integer, got 5.5 \(float\)$"):
+        xeflash.flash_attn_varlen_func(*[x] * 3, STARTS.numpy(), STARTS.numpy(), 5.5, 5)
     with pytest.raises(ValueError, match='; use b_layout="kn"$'):
         xeflash.matmul_softmax(torch.randn(3, 64), torch.randn(64, 5))
     with pytest.raises(ValueError, match=r"; use q_scale.to\(q.device\)$"):
@@ -171,6 +189,12 @@ def test_rows_of_padding_are_a_sequence_of_their_own():
     assert x.grad[:9].all() and not x.grad[9:].any()
     with pytest.raises(ValueError, match=r"shape = \[3\]$"):
         xeflash.flash_attn_varlen_func(*[x[:8]] * 3, STARTS, STARTS, 5, 5)
+
+
+def test_no_hint_makes_a_copy_of_what_is_written():
+    error = ValueError("flash_attn_func: out must be on the device of q (xpu:0), got cpu")
+    add_hint(Call({"function": "flash_attn_func", "q": Q, "out": Q}), error)
+    assert str(error).endswith("got cpu")
 
 
 def test_a_hint_never_takes_the_place_of_the_error():

@@ -80,8 +80,21 @@ def _hint(call: Call, name: str, value: Any, rule: str) -> str:
     shape = tuple(getattr(value, "shape", ()))
     if name == "attn_mask":
         return _mask(call, value, shape, rule)
-    if rule.startswith(" must be a torch tensor") and isinstance(value, list | tuple) and _INTEGERS.search(name):
-        return f"torch.tensor({name}, dtype=torch.int32, device={call.word('q')}.device)"
+    if name in ("out", "lse"):  # what is written to a copy would be lost
+        return ""
+    if rule.startswith(" must be a torch tensor") and isinstance(value, list | tuple):
+        dtype = "float32" if name == "alibi_slopes" else "int32" if _INTEGERS.search(name) else ""
+        return f"torch.tensor({name}, dtype=torch.{dtype}, device={call.word('q')}.device)" if dtype else ""
+    if rule.startswith(" must be an integer, got") and value == int(value):
+        return f"int({name})"
+    if rule.startswith(" must be True or False, got") and value in (0, 1):
+        return f"bool({name})"
+    if rule.startswith(" must be float32, float16 or bfloat16, got float64"):
+        return _converted(name, value, "float32")
+    if found := re.match(r" must have the dtype of (\w+) .*, got b?float(16|32|64);", rule):
+        if "cache" in name:  # a copy of it would take the new keys
+            return _converted(found[1], value, name)
+        return _converted(name, value, found[1])
     if found := re.match(r" must be (int32|float32), (?:got|as)", rule):
         return _converted(name, value, found[1])
     if found := re.match(r" must be on the device of (\w+)", rule):
@@ -92,6 +105,12 @@ def _hint(call: Call, name: str, value: Any, rule: str) -> str:
         return "a last sequence for the rows of padding" if int(found[2]) < int(found[1]) else ""
     if rule.startswith(" must have 3 dimensions, got 4") and call.get("layout") == THD:
         return f"{name}.flatten(0, 1)"
+    if rule.startswith(" must have 4 dimensions, got 3") and name == "q" and call.form == "d":
+        return "q[None], or flash_attn_varlen_func for packed sequences"
+    if rule.startswith(" must have 1 dimension, got 2") and _INTEGERS.search(name) and 1 in shape:
+        return f"{name}.flatten()"
+    if rule.startswith(" must be contiguous, got strides") and hasattr(value, "contiguous"):
+        return f"{name}.contiguous()"
     if rule.startswith((".heads must divide", ".heads must equal")):
         return _other_layout(call, shape)
     if (found := re.match(r" must have the (\d+) (?:inputs|features) of", rule)) and shape[:1] == (int(found[1]),):
@@ -100,16 +119,15 @@ def _hint(call: Call, name: str, value: Any, rule: str) -> str:
 
 
 _INTEGERS = re.compile("seq|table|id|ind|pad")  # names of integers: lengths, starts, numbers of sequences and pages
-_CONVERSIONS = {  # torch's method, and the argument of numpy's astype
+_CONVERSIONS = {  # torch's method, and the argument of numpy's astype; else the dtype is that of an argument
     "bool": ("bool()", "bool"),
     "float32": ("float()", "np.float32"),
     "int32": ("int()", "np.int32"),
-    "query's": ("to(query.dtype)", "query.dtype"),
 }
 
 
 def _converted(name: str, value: Any, dtype: str) -> str:
-    method, numpy_type = _CONVERSIONS[dtype]
+    method, numpy_type = _CONVERSIONS.get(dtype, (f"to({dtype}.dtype)", f"{dtype}.dtype"))
     if hasattr(value, "to"):
         return f"{name}.{method}"
     return f"{name}.astype({numpy_type})" if hasattr(value, "astype") else ""
@@ -120,7 +138,7 @@ def _mask(call: Call, mask: Any, shape: tuple[int, ...], rule: str) -> str:
     q, k = (tuple(call[x].shape) for x in ("q", "k"))
     name = "attn_mask"
     if rule.startswith(" must be bool"):
-        name = _converted(name, mask, "bool" if "int" in rule.partition(", got ")[2] else "query's")
+        name = _converted(name, mask, "bool" if "int" in rule.partition(", got ")[2] else "query")
     if len(q) == 4 and shape == (q[0], k[-2]):
         name += "[:, None, None, :]"
     elif len(q) == 4 and shape == (q[0], q[-2], k[-2]):
