@@ -1,6 +1,7 @@
 """The module flash_attn: what it has, the command that installs and removes it, and who finds it."""
 
 import os
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -90,10 +91,24 @@ def test_that_of_others_stays(tmp_path, capsys, action, with_metadata, version):
     assert run(capsys, "status", "--target", tmp_path)[0] == 1
 
 
-def test_what_others_put_beside_it_stays(tmp_path):
+@pytest.mark.parametrize("lost", ["flash_attn", "flash_attn/layers", package._INFO])
+@pytest.mark.parametrize("action", ["install", "remove"])
+def test_what_is_there_in_part_is_mended_and_removed(tmp_path, capsys, action, lost):
+    package.install(tmp_path)
+    whole = everything_in(tmp_path)
+    shutil.rmtree(tmp_path / lost)
+    code, said = run(capsys, "status", "--target", tmp_path)
+    command = f"xeflash flash-attn install --target {tmp_path}"
+    assert code == 1 and said.endswith(f"xeflash's\nparts of it are missing; run: {command}\n")
+    assert run(capsys, action, "--target", tmp_path)[0] == 0
+    assert everything_in(tmp_path) == (whole if action == "install" else [])
+
+
+def test_what_others_put_beside_it_stays(tmp_path, capsys):
     package.install(tmp_path)
     (tmp_path / "flash_attn" / "cute.py").write_text("")
-    package.remove(tmp_path)
+    said = f"removed {tmp_path / 'flash_attn'}, but for what is not xeflash's: cute.py\n"
+    assert run(capsys, "remove", "--target", tmp_path) == (0, said)
     assert everything_in(tmp_path) == ["flash_attn", "flash_attn/cute.py"]
 
 

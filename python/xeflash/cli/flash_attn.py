@@ -25,7 +25,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Performs the action; returns 1 for status if flash_attn is not xeflash's."""
+    """Performs the action; returns 1 for status if flash_attn is not xeflash's, or not whole."""
     from xeflash.integrations import _flash_attn_package as package
 
     try:
@@ -33,14 +33,19 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"installed flash_attn {package.VERSION} in {package.install(arguments.target)}")
         elif arguments.action == "remove":
             place = package.remove(arguments.target)
-            print(f"removed {place}" if place else "there is no flash_attn")
+            kept = sorted(file.name for file in place.iterdir()) if place and place.is_dir() else []
+            of_others = f", but for what is not xeflash's: {', '.join(kept)}" if kept else ""
+            print(f"removed {place}{of_others}" if place else "there is no flash_attn")
         else:
             found = package.state(arguments.target)
             whose = "xeflash's" if found.ours else "not xeflash's"
             print(
                 f"flash_attn {found.version} in {found.place}, {whose}" if found.version else "there is no flash_attn"
             )
-            return 0 if found.ours else 1
+            if found.ours and not found.whole:
+                where = f" --target {arguments.target}" if arguments.target else ""
+                print(f"parts of it are missing; run: xeflash flash-attn install{where}")
+            return 0 if found.whole else 1
     except OSError as error:
         print(f"xeflash flash-attn {arguments.action}: {error}", file=sys.stderr)
         return 2

@@ -21,6 +21,7 @@ VERSION = "2.8.3+xeflash"  # the release whose functions and signatures these ar
 _OURS = "xeflash.integrations.flash_attn"
 _INSTALLER = "xeflash"
 _INFO = f"flash_attn-{VERSION}.dist-info"
+_HEADER = '"""By xeflash: `xeflash flash-attn install` wrote it, and `xeflash flash-attn remove` deletes it."""'
 _MODULES = ("", "bert_padding", "flash_attn_interface", "layers", "layers.rotary")
 
 
@@ -30,6 +31,7 @@ class State(NamedTuple):
     version: str  # empty: nothing; "?" where nothing tells it
     place: Path
     ours: bool
+    whole: bool = False  # ours, and nothing of it is missing
 
 
 def site_packages() -> Path:
@@ -48,8 +50,10 @@ def state(folder: Path | None = None) -> State:
     place = Path(str(found.locate_file("flash_attn"))) if found is not None else folder or site_packages()
     if spec is not None:
         at = Path(next(iter(spec.submodule_search_locations or [str(spec.origin)])))
-        ours, place = ours and at.resolve() == place.resolve(), at
-    return State(found.version if found is not None else "?", place, ours)
+        ours = ours and at.resolve() == place.resolve() if found is not None else _is_ours(at / "__init__.py")
+        place = at
+    whole = ours and found is not None and all((place.parent / _path(module)).is_file() for module in _MODULES)
+    return State(found.version if found is not None else "?", place, ours, whole)
 
 
 def install(folder: Path | None = None) -> Path:
@@ -84,8 +88,9 @@ def remove(folder: Path | None = None) -> Path | None:
             f"in {before.place}"
         )
     root = before.place.parent.resolve()
-    recorded = metadata.Distribution.at(root / _info_in(root)).files or ()
+    recorded = metadata.Distribution.at(root / _info_in(root)).files or () if before.version != "?" else ()
     written = [root / str(file) for file in recorded]
+    written += [file for file in (root / _path(module) for module in _MODULES) if _is_ours(file)]
     written = [file for file in written if file.resolve().is_relative_to(root)]
     folders = {file.parent for file in written}
     for file in written:
@@ -96,6 +101,10 @@ def remove(folder: Path | None = None) -> Path | None:
         if each != root and each.is_dir() and not any(each.iterdir()):
             each.rmdir()
     return before.place
+
+
+def _is_ours(file: Path) -> bool:
+    return file.is_file() and file.read_bytes().startswith(_HEADER.encode())
 
 
 def _info_in(root: Path) -> str:
@@ -131,11 +140,7 @@ def _path(module: str) -> str:
 
 def _source(module: str) -> str:
     name = ".".join(filter(None, (_OURS, module)))
-    lines = [
-        '"""By xeflash: `xeflash flash-attn install` wrote it, and `xeflash flash-attn remove` deletes it."""',
-        "",
-        f"from {name} import *  # noqa: F403",
-    ]
+    lines = [_HEADER, "", f"from {name} import *  # noqa: F403"]
     if not module:
         lines.append(f"from {name} import __version__  # noqa: F401")
     return "\n".join([*lines, ""])
