@@ -118,9 +118,10 @@ def test_an_import_of_what_is_absent_says_what_to_use(tmp_path):
 import importlib.util, sys
 import flash_attn
 absent = {"losses.cross_entropy": "linear_cross_entropy", "ops.triton.layer_norm": "torch.nn.functional has rms_norm",
+          "ops.activations": "silu", "layers.patch_embed": "torch.nn has Conv2d",
           "modules.mha": "torch.nn has layers", "models.gpt": "xeflash.integrations.transformers"}
 for module, instead in absent.items():
-    name = "flash_attn." + module.split(".")[0]
+    name = "flash_attn." + (module if module.startswith("layers") else module.split(".")[0])
     assert importlib.util.find_spec(name) is None, name
     for statement in (f"import flash_attn.{module}", f"from flash_attn.{module} import x", f"import {name}"):
         try:
@@ -129,7 +130,7 @@ for module, instead in absent.items():
             assert str(error).startswith(f"xeflash has no {name}: ") and instead in str(error) and error.name == name
         else:
             raise AssertionError(statement)
-    assert name not in sys.modules and not hasattr(flash_attn, module.split(".")[0])
+    assert name not in sys.modules and not hasattr(sys.modules[name.rpartition(".")[0]], name.rpartition(".")[2])
 for name in ("flash_attn.cute", "flash_attn_interface", "flash_attn_2_cuda"):  # programs look for these
     assert importlib.util.find_spec(name) is None
     try:
