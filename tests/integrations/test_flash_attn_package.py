@@ -328,6 +328,25 @@ def test_padding_goes_and_comes_back(device):
         assert torch.equal(gradient, kept[..., None, None].expand(x.shape).to(x.dtype))
 
 
+@pytest.mark.parametrize("shape", [(1, 5), (5,), (3, 5, 1, 1), (3, 4)])
+@pytest.mark.parametrize("name", ["attention_mask", "unused_mask"])
+def test_masks_of_other_shapes_are_refused(name, shape):
+    masks = {"attention_mask": torch.ones(3, 5), name: torch.ones(shape)}
+    with pytest.raises(ValueError, match=rf"^unpad_input: {name} must have the shape .* \[3, 5\], got \[{shape[0]}"):
+        bert_padding.unpad_input(torch.randn(3, 5, 4), **masks)
+
+
+def test_rotation_refuses_tables_that_lack_positions():
+    x, short, long = torch.randn(2, 7, 2, 8), torch.ones(9, 4), torch.ones(10, 4)
+    rotary.apply_rotary_emb(x, long, long, seqlen_offsets=3)
+    for cos, sin in ((short, short), (long, short), (long[None], long[None])):
+        with pytest.raises(ValueError, match=r"^apply_rotary_emb: cos and sin must .* at least 10 rows, got \[.*\d\]$"):
+            rotary.apply_rotary_emb(x, cos, sin, seqlen_offsets=3)
+    starts = torch.tensor([0, 4, 14]).int()
+    with pytest.raises(ValueError, match="at least 10 rows"):
+        rotary.apply_rotary_emb(x.flatten(0, 1), short, short, cu_seqlens=starts, max_seqlen=10)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rotation_is_that_of_the_cache_call(interleaved, dtype):

@@ -28,6 +28,13 @@ def unpad_input(
         attention_mask: (B, S), 1 where there is a token.
         unused_mask: (B, S), 1 where there is a token, too, which no row counts as used: the last result leaves it out.
     """
+    shape = hidden_states.shape[:2]
+    for name, mask in (("attention_mask", attention_mask), ("unused_mask", unused_mask)):
+        if mask is not None and (mask.dim() != 2 or mask.shape != shape):
+            raise ValueError(
+                f"unpad_input: {name} must have the shape (batch, sequence) of hidden_states {list(shape)}, "
+                f"got {list(mask.shape)}"
+            )
     kept = attention_mask if unused_mask is None else attention_mask + unused_mask
     used = attention_mask.sum(dim=-1, dtype=torch.int32)
     lengths = kept.sum(dim=-1, dtype=torch.int32)

@@ -40,13 +40,20 @@ def apply_rotary_emb(
     """Rotates x (B, S, H, D), or packed (tokens, H, D) with `cu_seqlens`, by the positions of its tokens.
 
     Args:
-        cos, sin: (positions, rotary / 2); dimensions of x behind rotary stay.
+        cos, sin: (positions, rotary / 2), with all positions of x; dimensions of x behind rotary stay.
         interleaved: pairs are neighbours (GPT-J), else the two halves (GPT-NeoX).
         inplace: the result is written into x, too, and returned; without gradients.
         seqlen_offsets: the position of the first token: a number, or one for each sequence.
         cu_seqlens: int32 (B + 1,): where packed sequences start.
-        max_seqlen: the tokens of the longest of them; it changes nothing here.
+        max_seqlen: the tokens of the longest of them, or more; cos and sin must have as many positions.
     """
+    rows = x.shape[1] if cu_seqlens is None else max_seqlen or 0
+    rows += 0 if isinstance(seqlen_offsets, Tensor) else seqlen_offsets
+    if cos.dim() != 2 or cos.shape != sin.shape or cos.shape[0] < rows:
+        raise ValueError(
+            f"apply_rotary_emb: cos and sin must have one shape (rows, rotary / 2) with at least {rows} rows, "
+            f"got {list(cos.shape)} and {list(sin.shape)}"
+        )
     if cu_seqlens is None:
         first = seqlen_offsets[:, None] if isinstance(seqlen_offsets, Tensor) else seqlen_offsets
         places = torch.arange(x.shape[1], device=x.device) + first
