@@ -16,6 +16,7 @@ import comfy_stand_in
 import pytest
 import torch
 from comfy_stand_in import ModelPatcher
+from xeflash.cli import comfyui as command
 from xeflash.cli import main
 from xeflash.integrations import comfyui
 
@@ -239,10 +240,31 @@ def test_command_tells_which_python_needs_xeflash(folder, capsys, name, has):
     assert main(["comfyui", str(folder)]) == 0
     said = capsys.readouterr().out
     if name:
-        want = f"has xeflash: {python}" if has else f"has no xeflash; install it: {python} -m pip install xeflash"
-        assert f"ComfyUI's Python {want}\n" in said
+        pip = f"{python} -m pip install xeflash (or the folder of a checkout)"
+        steps = "1. Restart" if has else f"1. Install it: {pip}\n2. Restart"
+        assert f"ComfyUI's Python has {'' if has else 'no '}xeflash: {python}\nNext:\n{steps}" in said
     else:
         assert f"a Python that has xeflash, as this has: {sys.executable}\n" in said
+
+
+@pytest.mark.parametrize("python", ("#!/bin/sh\nexec sleep 60\n", "no program"))
+def test_command_does_not_need_the_answer_of_comfyuis_python(folder, capsys, monkeypatch, python):
+    monkeypatch.setattr(command, "_SECONDS", 0.2)
+    file = folder / "venv" / "bin" / "python"
+    file.parent.mkdir(parents=True)
+    file.write_text(python)
+    file.chmod(0o755)
+    assert main(["comfyui", str(folder)]) == 0
+    assert f"does not tell whether it has it: {file}\nNext:\n1. Restart" in capsys.readouterr().out
+
+
+def test_command_names_the_folder_that_it_cannot_write(folder, capsys):
+    node = folder / "custom_nodes" / command._NODE
+    node.mkdir()
+    (node / "__init__.py").write_text(command._SOURCE)
+    (node / "example_workflows").touch()
+    assert main(["comfyui", str(folder)]) == 2
+    assert capsys.readouterr().err == f"xeflash comfyui: {node / 'example_workflows'}: File exists\n"
 
 
 def test_workflow_gives_the_node_the_checkpoints_model(folder):

@@ -18,6 +18,7 @@ from xeflash.integrations.comfyui import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_
 
 register()
 """
+_SECONDS = 10  # for a Python that does not answer
 _FIND = "import importlib.util, sys; sys.exit(importlib.util.find_spec('xeflash') is None)"
 
 
@@ -47,30 +48,37 @@ def run(arguments: argparse.Namespace) -> int:
             raise NotADirectoryError(f"DIR must be ComfyUI's folder (it has main.py and custom_nodes), got {folder}")
         if node.exists() and not (file.is_file() and file.read_text().startswith(_HEADER)):
             raise FileExistsError(f"{node} must be written by xeflash, or not exist, got another's")
-        about_python = _about_python(folder)
+        about_python, install = _about_python(folder)
         (node / "example_workflows").mkdir(parents=True, exist_ok=True)
         file.write_text(_SOURCE)
         shutil.copy(_WORKFLOW, node / "example_workflows")
     except OSError as error:
-        print(f"xeflash comfyui: {error}", file=sys.stderr)
+        reason = f"{error.filename}: {error.strerror}" if error.filename else error
+        print(f"xeflash comfyui: {reason}", file=sys.stderr)
         return 2
-    print(f"""wrote {node}
-{about_python}
-Next:
-1. Restart ComfyUI.
-2. Open Templates > {_NODE} > {_WORKFLOW.stem}, and choose a checkpoint.
-   In a workflow of your own: Add Node > model_patches > xeflash attention, between Load Checkpoint and KSampler.
-3. Run it. ComfyUI's console says "xeflash attention serves ..." in the first step, which takes longer than later ones,
-   as kernels are compiled, once.
-To remove it: rm -r {shlex.quote(str(node))}""")
+    steps = (
+        *install,
+        "Restart ComfyUI.",
+        f"""Open Templates > {_NODE} > {_WORKFLOW.stem}, and choose a checkpoint.
+   In a workflow of your own: Add Node > model_patches > xeflash attention, between Load Checkpoint and KSampler.""",
+        """Run it. ComfyUI's console says "xeflash attention serves ..." in the first step, which takes longer than
+   later ones, as kernels are compiled, once.""",
+    )
+    numbered = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
+    print(f"wrote {node}\n{about_python}\nNext:\n{numbered}\nTo remove it: rm -r {shlex.quote(str(node))}")
     return 0
 
 
-def _about_python(folder: Path) -> str:
-    """Returns a sentence about the Python that runs ComfyUI, which needs xeflash."""
+def _about_python(folder: Path) -> tuple[str, list[str]]:
+    """Returns a sentence about the Python that runs ComfyUI, which needs xeflash, and the step that installs it."""
     for python in (folder / name / "bin" / "python" for name in ("venv", ".venv")):
         if python.exists():
-            if subprocess.run([python, "-I", "-c", _FIND]).returncode == 0:
-                return f"ComfyUI's Python has xeflash: {python}"
-            return f"ComfyUI's Python has no xeflash; install it: {shlex.quote(str(python))} -m pip install xeflash"
-    return f"ComfyUI has to be started with a Python that has xeflash, as this has: {sys.executable}"
+            try:
+                has = subprocess.run([python, "-I", "-c", _FIND], timeout=_SECONDS).returncode == 0
+            except (OSError, subprocess.TimeoutExpired):
+                return f"ComfyUI's Python needs xeflash, and does not tell whether it has it: {python}", []
+            if has:
+                return f"ComfyUI's Python has xeflash: {python}", []
+            pip = f"{shlex.quote(str(python))} -m pip install xeflash (or the folder of a checkout)"
+            return f"ComfyUI's Python has no xeflash: {python}", [f"Install it: {pip}"]
+    return f"ComfyUI has to be started with a Python that has xeflash, as this has: {sys.executable}", []
