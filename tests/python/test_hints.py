@@ -154,6 +154,9 @@ def test_other_hints():
         xeflash.flash_attn_func(Q[0], Q, Q)
     with pytest.raises(TypeError, match=r"; use q.to\(k_cache.dtype\)$"):  # the caller's cache takes the new keys
         xeflash.flash_attn_with_kvcache(Q, K.half(), K.half())
+    for caches in ((K, K.half()), (K.double(), K.double())):  # there is no dtype that q could have
+        with pytest.raises(TypeError, match=r"_cache.shape = \[2, 8, 9, 64\]$"):
+            xeflash.flash_attn_with_kvcache(Q, *caches)
     with pytest.raises(TypeError, match=r"max_seqlen_q must be an integer, got 5.5 \(float\)$"):
         xeflash.flash_attn_varlen_func(*[x] * 3, STARTS.numpy(), STARTS.numpy(), 5.5, 5)
     with pytest.raises(ValueError, match='; use b_layout="kn"$'):

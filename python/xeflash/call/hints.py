@@ -92,8 +92,8 @@ def _hint(call: Call, name: str, value: Any, rule: str) -> str:
     if rule.startswith(" must be float32, float16 or bfloat16, got float64"):
         return _converted(name, value, "float32")
     if found := re.match(r" must have the dtype of (\w+) .*, got b?float(16|32|64);", rule):
-        if "cache" in name:  # a copy of it would take the new keys
-            return _converted(found[1], value, name)
+        if "cache" in name:  # a copy of it would take the new keys; that of K decides
+            return _converted(found[1], value, name) if name.startswith("k") and found[2] != "64" else ""
         return _converted(name, value, found[1])
     if found := re.match(r" must be (int32|float32), (?:got|as)", rule):
         return _converted(name, value, found[1])
