@@ -85,7 +85,7 @@ def _hint(call: Call, name: str, value: Any, rule: str) -> str:
     if rule.startswith(" must be a torch tensor") and isinstance(value, list | tuple):
         dtype = "float32" if name == "alibi_slopes" else "int32" if _INTEGERS.search(name) else ""
         return f"torch.tensor({name}, dtype=torch.{dtype}, device={call.word('q')}.device)" if dtype else ""
-    if rule.startswith(" must be an integer, got") and value == int(value):
+    if rule.startswith(" must be an integer, got") and type(value) is not bool and value == int(value):
         return f"int({name})"
     if rule.startswith(" must be True or False, got") and value in (0, 1):
         return f"bool({name})"
