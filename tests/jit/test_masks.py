@@ -103,6 +103,36 @@ def test_what_a_mask_lacks_is_named(struct, member):
         assert re.search(reason, error), kernel
 
 
+OWN = {  # what a Mask that inherits from Window replaces, and whose kernel sees that it does not
+    "k_blocks": ("template <int N> xeflash::BlockRange k_blocks(int, int) const { return {}; }", "flash_fwd"),
+    "q_blocks": ("template <int N> xeflash::BlockRange q_blocks(int, int) const { return {}; }", "flash_bwd_dkv"),
+    "keys_of_split": ("xeflash::KeyRange keys_of_split(int, int, int) const { return {}; }", "flash_decode"),
+}
+
+
+def calls_with_masks_of_windows(lacking):
+    """Returns a source that calls the kernels of OWN with Masks that inherit from Window; each lacks its member."""
+    config = Config(16, 32, 64)
+    choices, options = backend_of("cpu-generic", "", config)
+    lines = [*choices, *(f'#include "{kernel}.hpp"' for _, kernel in OWN.values())]
+    for member, (_, kernel) in OWN.items():
+        has = " ".join(code for name, (code, _) in OWN.items() if not (lacking and name == member))
+        lines += [f"namespace without_{member} {{", f"struct M : xeflash::Window {{ using Window::Window; {has} }};"]
+        lines += [f"static_assert(xeflash::{CONCEPTS[kernel]}<M>);", "}"]
+    return KernelSource("own", "\n".join([*lines, ""]), (*options, "-ferror-limit=0"), config, "cpu-generic")
+
+
+CONCEPTS = {"flash_fwd": "ForwardMask", "flash_bwd_dkv": "BackwardMask", "flash_decode": "DecodeMask"}
+
+
+def test_a_mask_that_keeps_what_windows_have_is_refused():
+    with pytest.raises(RuntimeError) as raised:
+        COMPILERS.compile(calls_with_masks_of_windows(lacking=True))
+    for member in OWN:
+        assert re.search(rf"not satisfy 'Own.*(\n.*)*&without_{member}::M::(template )?{member}\b", str(raised.value))
+    COMPILERS.compile(calls_with_masks_of_windows(lacking=False))
+
+
 @pytest.mark.parametrize("kernel", PARAMS)
 def test_no_kernel_calls_more_than_its_concept_lists(kernel):
     more = {"bias": "float32", "bias_gradient": "float32"} if kernel == "flash_bwd_bias" else {}
