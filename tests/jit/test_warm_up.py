@@ -185,6 +185,9 @@ def test_the_command_names_the_file_and_what_it_lacks(tmp_path, capsys):
     file.write_text('{"num_attention_heads": 4}')
     assert main(["compile", "--config", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"xeflash compile: {file} needs head_dim\n"
+    file.write_text("[4]")
+    assert main(["compile", "--config", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"xeflash compile: {file} must hold an object of JSON, got list\n"
 
 
 # Serves a tiny model from a plain cache and from pages, in a process whose cache folder was filled.

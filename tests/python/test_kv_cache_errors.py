@@ -220,7 +220,7 @@ REFUSED = {
     "one-array-of-scales": (
         {**FP8, "k_scale": torch.ones(2, 100, 2), "v_scale": 1.0},
         ValueError,
-        "k_scale and v_scale must both be arrays, or neither, got an array of k_scale alone",
+        "k_scale and v_scale must both be one number, or both have more, got more of k_scale alone",
     ),
     "splits-many": ({"num_splits": 129}, ValueError, "num_splits must be 0 (automatic) to 128, got 129"),
     "splits-negative": ({"num_splits": -1}, ValueError, "num_splits must be 0 (automatic) to 128, got -1"),

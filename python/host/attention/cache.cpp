@@ -75,7 +75,7 @@ void read_scales(Problem& p, const py::object& k_scale, const py::object& v_scal
   c.v_scale = read_scale(v_scale, c.v_factor, "v_scale", p.v, p.v_name(), part, p, check);
   if (!c.k_scale.object != !c.v_scale.object) {
     check.refuse(check.word("k_scale") + " and " + check.word("v_scale") +
-                 " must both be arrays, or neither, got an array of " +
+                 " must both be one number, or both have more, got more of " +
                  check.word(c.k_scale.object ? "k_scale" : "v_scale") + " alone");
   }
   if (!c.k_scale.object) return;

@@ -169,7 +169,7 @@ def warm_up(
     Args:
         config: a model's folder or its config.json, a mapping with such keys, or a configuration of Transformers. It
             tells the heads, head dims, softcap and ALiBi of the language model; a mapping of num_attention_heads,
-            num_key_value_heads and head_dim is enough.
+            num_key_value_heads, head_dim and dtype is enough.
         device: "cpu", "xpu" (the GPU of this machine), or a GPU that need not be here, such as "bmg", whose driver then
             translates each kernel once.
         dtype: of the model, a torch.dtype or its name; default that of config.

@@ -37,6 +37,8 @@ class ModelConfig:
                 values = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise ValueError(f"{self._where} must be a file of JSON, or its folder: {error}") from None
+            if not isinstance(values, dict):
+                raise ValueError(f"{self._where} must hold an object of JSON, got {type(values).__name__}")
         elif hasattr(config, "to_dict"):
             values = config.to_dict()
         if not isinstance(values, Mapping):
