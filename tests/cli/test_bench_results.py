@@ -196,16 +196,24 @@ def shown(results, width, wide=True):
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_tables_fit_the_terminal(width):
-    text = shown(lengths(DECODE, 1000, 16384) + some_results()[1:], width)
+    text = shown(lengths(DECODE, 1000, 16384) + some_results()[1:], width, wide=False)
     assert all(len(line) <= width for line in text.splitlines())
     for whole in ("0.0946 (0.0912, 0.0094)", "0.250 (0.200, 0.10)", "2.64x", "a CPU"):
         assert whole in text  # on one line
-    for name in LAYOUT.shown(lengths(DECODE, 1000, 16384), wide=True)[0].columns:
+    for name in LAYOUT.shown(lengths(DECODE, 1000, 16384), wide=False)[0].columns:
         assert name in " ".join(text.split()), f"{name} is neither in the table nor said to be left out"
     assert "failed" in text
     left_out = [line for line in text.splitlines() if "no room" in line]
-    assert bool(left_out) == (width < 150)
+    assert bool(left_out) == (width < 100)
     assert text.splitlines()[2] == "decode: dtype fp32, B 2, Hq/Hkv 8/2, D 128"
+
+
+def test_a_wide_table_is_whole_on_a_narrow_terminal():
+    results = lengths(DECODE, 1000, 16384)
+    assert "no room" not in shown(results, 80)
+    assert shown(results, 80).splitlines()[:8] == shown(results, 400).splitlines()[:8]
+    (names,) = (line for line in shown(results, 80).splitlines() if line.startswith("KV "))
+    assert all(name in names for name in LAYOUT.shown(results, wide=True)[0].columns)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +241,7 @@ def test_a_terminal_gets_a_table_that_fits_unless_another_is_asked_for(
     arguments.wide = True
     bench_shared.write(arguments, HEADER, some_results(), LAYOUT, lambda device: None)
     assert "threads" in stdout.getvalue() and "method: two" in stdout.getvalue()
+    assert stdout.getvalue().count("--wide, or") == ("--output" not in words)
 
 
 def test_picture_tells_device_axes_and_spread():

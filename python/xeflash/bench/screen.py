@@ -15,7 +15,7 @@ from xeflash.bench.tables import Layout
 
 
 def print_results(header: Header, results: Sequence[Result], layout: Layout, console: Console, wide: bool) -> None:
-    """Prints a table per section, what its columns are, and, if it is wide, the header."""
+    """Prints a table per section, what its columns are, and, if it is wide, all columns and the header."""
     console.print(Text(device_of(header), "bold"))
     tables = layout.shown(results, wide)
     for title, rows, columns in tables:
@@ -27,8 +27,8 @@ def print_results(header: Header, results: Sequence[Result], layout: Layout, con
             for name, texts in columns.items()
         }
         left_out = []
-        for name in (*layout.details, *layout.spare):
-            if sum(widths.values()) + 2 * len(widths) <= console.width:
+        for name in layout.spare:
+            if wide or sum(widths.values()) + 2 * len(widths) <= console.width:
                 break
             if columns.pop(name, None) is not None:
                 del widths[name]
@@ -38,7 +38,10 @@ def print_results(header: Header, results: Sequence[Result], layout: Layout, con
             table.add_column(Text(name), max_width=width, overflow="fold")
         for texts in zip(*columns.values(), strict=True):
             table.add_row(*map(Text, texts))
+        room = console.width
+        console.width = max(room, sum(widths.values()) + 2 * len(widths)) if wide else room  # the terminal breaks lines
         console.print(table)
+        console.width = room
         if left_out:
             console.print(Text(f"no room on {console.width} columns: {', '.join(left_out)}", "dim"))
     console.print()

@@ -203,7 +203,7 @@ def write(
     from xeflash.bench import formats, screen
     from xeflash.bench.plot import PlotError, save
 
-    chosen, everything = format_of(arguments), "--wide, or for reports --output FILE.json"
+    chosen, everything = format_of(arguments), "" if arguments.wide else "--wide, or for reports --output FILE.json"
     if arguments.output is not None:
         arguments.output.write_text(formats.WRITERS[chosen](header, results, layout), encoding="utf-8")
         chosen, everything = "md", arguments.output
@@ -213,7 +213,7 @@ def write(
         sys.stdout.write(formats.to_md(header, results, layout, arguments.wide))
     else:
         sys.stdout.write(formats.WRITERS[chosen](header, results, layout))
-    if chosen == "md":
+    if chosen == "md" and everything:
         print(f"\nall columns, environment and method: {everything}")
     if arguments.plot is not None:
         try:
