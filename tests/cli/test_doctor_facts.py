@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from xeflash.cli import checks, facts, main, probe
@@ -45,6 +46,14 @@ def test_cache_is_counted(tmp_path):
         (folder / name / "meta.json").write_bytes(b"{}")
     (folder / ".unfinished").mkdir()
     assert facts.look_at_cache(folder) == Cache(str(folder), 2, 12, True)
+
+
+def test_a_cache_that_cannot_be_made_is_not_writable(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (Path("/proc/x/y"), file / "cache"):
+        assert not facts.look_at_cache(folder).writable
+    assert [*tmp_path.iterdir()] == [file]
 
 
 def test_a_cache_that_others_may_write_is_refused(tmp_path):

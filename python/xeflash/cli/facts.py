@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,7 +130,11 @@ def look_at_cache(folder: Path) -> Cache:
         pass  # absent, or not writable
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
-    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    try:
+        tempfile.TemporaryDirectory(dir=existing).cleanup()  # what access() says is not so in /proc
+        writable = True
+    except OSError:
+        writable = False
     return Cache(str(folder), entries, sum(path.stat().st_size for path in files), writable, refused)
 
 
