@@ -254,7 +254,11 @@ def check_packages(facts: Facts) -> Iterator[Check]:
 def check_gpu(facts: Facts) -> Iterator[Check]:
     """Checks that there is an Intel GPU with a driver, and that this user may use it."""
     if not facts.gpu_nodes:
-        yield Check("gpu", "info", "none: no /dev/dri/renderD*")
+        yield Check(
+            "gpu", "info", "none: no /dev/dri/renderD*",
+            "if this machine has an Intel GPU: Arc B needs Linux 6.12 or newer with its module xe, Arc A 6.2 or newer "
+            "with i915",
+        )  # fmt: skip
     for node, usable in facts.gpu_nodes.items():
         if not usable:
             yield Check(
