@@ -202,7 +202,8 @@ def test_a_simulated_gpu_without_its_compiler_is_refused_before_all_kernels(tmp_
     words = [sys.executable, "-m", "xeflash", "selftest", "--device", "sim:bmg"]
     done = subprocess.run(words, capture_output=True, text=True, env=environ)
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
-    assert "needs ocloc" in done.stderr and done.stderr.endswith("get one: python -m xeflash.sim.get_ocloc\n")
+    assert f"needs ocloc, Intel's offline compiler, and XEFLASH_OCLOC={tmp_path / 'none'} is none" in done.stderr
+    assert done.stderr.endswith("that works; try: unset XEFLASH_OCLOC\n")
     assert not [*tmp_path.glob("*bmg*")]
 
 

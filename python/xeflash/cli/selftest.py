@@ -133,7 +133,7 @@ def _report(pool: Pool, arguments: argparse.Namespace) -> int:
 
 
 def _with_remedy(why: str) -> str:
-    return why if "xeflash.sim.get_ocloc" in why else f"{why}; see: xeflash doctor"
+    return why if why.endswith(("xeflash.sim.get_ocloc", "unset XEFLASH_OCLOC")) else f"{why}; see: xeflash doctor"
 
 
 def _run_all(pool: Pool, record: Record, small: Sequence[str], large: Sequence[str], timed: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,10 @@ def open_device(name: str) -> tuple[Arrays, dict[str, Any]]:
     if name != "cpu" and (gpus or torch_has_it):
         device, simulated = gpus[0] if gpus else {}, bool(sim.enabled())
         if simulated and device and "+ocloc." not in device["driver"]:  # it would fail at the first kernel
-            raise RuntimeError(
-                f"--device {name} needs ocloc, Intel's offline compiler, and found none that works; get one: "
-                "python -m xeflash.sim.get_ocloc"
-            )
+            why = "found none that works; get one: python -m xeflash.sim.get_ocloc"
+            if named := os.environ.get("XEFLASH_OCLOC"):
+                why = f"XEFLASH_OCLOC={named} is none that works; try: unset XEFLASH_OCLOC"
+            raise RuntimeError(f"--device {name} needs ocloc, Intel's offline compiler, and {why}")
         if torch_has_it:
             wanted = torch.xpu.get_device_name(0)
             device = next((gpu for gpu in gpus if gpu["name"] == wanted), {"name": wanted})
