@@ -34,7 +34,10 @@ def test_this_machine_passes(capsys, tmp_path, monkeypatch, every):
     assert data["device"]["arch"].startswith("cpu-") and data["device"]["driver"] in output
     assert data["software"]["torch"] and "libsycl.so.9" in data["software"]["libsycl"][0]
     assert data["limits"] is None  # not known for CPUs
-    assert f"{len(names)} of {len(names)} cases are right" in output and all(name in output for name in names)
+    assert all(name in output for name in names)
+    verdict = f"{len(names)} of {len(names)} cases are right on {data['device']['name']} (cpu), "
+    assert output.splitlines()[-1].startswith(verdict)
+    assert "\nnew: " not in output or ": new " in output
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_all_cases(capsys, monkeypatch, tmp_path):
@@ -127,7 +130,8 @@ def test_what_is_wrong_is_told_and_ends_with_1(worker_says, capsys):
     assert main(["selftest"]) == 1
     output = capsys.readouterr()
     assert f"{NAME}: wrong: out at [1, 2]: got 3.0, want 4.0" in output.out and NAME in output.err
-    assert f"{len(all_cases()) - 1} of {len(all_cases())} cases are right" in output.out
+    assert f"{len(all_cases()) - 1} of {len(all_cases())} cases are right on a GPU (gpu), " in output.out
+    assert "new: " not in output.out
     assert "times mean nothing" in output.out and "ms" not in output.out.splitlines()[0].split()
 
 

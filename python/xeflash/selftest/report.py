@@ -30,9 +30,11 @@ class Told(NamedTuple):
 
 _LEGEND = (
     "error: |result - reference in float64| of the number that is nearest to what is allowed: about twice the error of "
-    "the same formula in fp32 with the type's roundings",
+    "the same formula in fp32 with the type's roundings"
+)
+_LEGEND_OF_NEW = (
     "new: what a cache of 8 bits is given, rounded to its format, may be off by half a step; of many numbers one lies "
-    "nearly midway between two steps, so its error is nearly all that is allowed",
+    "nearly midway between two steps, so its error is nearly all that is allowed"
 )
 
 
@@ -95,12 +97,14 @@ def print_report(told: Told, file: TextIO | None = None) -> None:
             cells.append(Text(percent(_share(row, limits))))
         table.add_row(*cells)
     console.print(table)
-    for line in (*_LEGEND, *_facts(told, limits)):
+    legend = [_LEGEND, *[_LEGEND_OF_NEW] * any(row.get("what", "").endswith(": new") for row in rows)]
+    for line in (*legend, *_facts(told, limits)):
         console.print(line, markup=False)
     bad = [row for row in rows if row["status"] != "ok"]
     for row in bad:
         console.print(Text(f"{row['name']}: {row['status']}: {row['note']}", "red"))
-    verdict = f"{len(rows) - len(bad)} of {len(told.rows)} cases are right, {told.seconds:.0f} s"
+    where = f"{told.device.get('name')} ({'gpu' if told.device.get('on_gpu') else 'cpu'})"
+    verdict = f"{len(rows) - len(bad)} of {len(told.rows)} cases are right on {where}, {told.seconds:.0f} s"
     if len(rows) < len(told.rows):
         verdict += f"; {len(told.rows) - len(rows)} were not begun"
     console.print(Text(verdict, "green" if told.complete and not bad else "red"))
