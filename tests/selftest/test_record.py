@@ -3,7 +3,8 @@
 import json
 import os
 
-from xeflash.selftest.record import Record, cannot_write
+from xeflash.bench.files import cannot_write
+from xeflash.selftest.record import Record
 
 REQUEST = {"name": "a", "timed": False}
 

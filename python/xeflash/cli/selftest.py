@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xeflash.bench.cases import parse_size
 from xeflash.bench.environ import usable_cpus
+from xeflash.bench.files import cannot_write
 from xeflash.cli import selftest_distributed
 from xeflash.cli.arguments import converter
+from xeflash.cli.interrupt import one_interrupt
 from xeflash.tune import xe
 
 if TYPE_CHECKING:
@@ -56,8 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
     if refused := selftest_distributed.refusal(arguments):
         print(f"xeflash selftest: {refused}", file=sys.stderr)
         return 2
-    from xeflash.selftest.record import cannot_write
-
     if arguments.json is not None and (why := cannot_write(arguments.json)):
         print(f"xeflash selftest: --json must be a file that can be written, got {why}", file=sys.stderr)
         return 2
@@ -74,31 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"xeflash selftest: {_with_remedy(str(error))}", file=sys.stderr)
         return 2
     try:
-        with _one_interrupt():
+        with one_interrupt():
             return _report(pool, arguments)
     finally:
         pool.end()
-
-
-@contextlib.contextmanager
-def _one_interrupt() -> Iterator[None]:
-    """Makes SIGTERM an interrupt, too, and ignores those after the first until the end, as `timeout` sends two."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    before = {number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)}
-
-    def stop(*_: object) -> None:
-        for number in before:
-            signal.signal(number, signal.SIG_IGN)
-        before.clear()
-        raise KeyboardInterrupt
-
-    for number in tuple(before):
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in tuple(before.items()):
-            signal.signal(number, handler)
 
 
 def _report(pool: Pool, arguments: argparse.Namespace) -> int:

@@ -1,33 +1,17 @@
-"""The record of a self-test: what is known so far, in memory and in a file, which is the report if the machine stops.
-
-The file is whole at every moment: it is written aside and renamed.
-"""
+"""The record of a self-test: what is known so far, in memory and in a file, the report if the machine stops."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from xeflash.bench.environ import environment
+from xeflash.bench.files import grows, write_whole
 from xeflash.selftest.pool import Answer
 from xeflash.selftest.report import NOT_BEGUN, Told, to_json
-
-
-def cannot_write(file: Path) -> str:
-    """Returns why a report cannot be written there, or "" if it can; leaves no file behind."""
-    try:
-        if file.exists():
-            file.open("a").close()
-        if file.is_file() or not file.exists():
-            tempfile.TemporaryFile(dir=file.resolve().parent).close()
-    except OSError as error:
-        return f"{file}: {error.strerror}"
-    return ""
 
 
 class Record:
@@ -36,7 +20,7 @@ class Record:
     def __init__(self, device: Answer, names: Sequence[str], file: Path | None) -> None:
         self.device, self.software, self.complete = device, Answer(), False
         self.rows: dict[str, Answer] = {name: {"name": name, "status": NOT_BEGUN, "note": ""} for name in names}
-        self._file = file.resolve() if file else None
+        self._file = file
         self._environment, self._start, self._guard = environment(), time.monotonic(), threading.Lock()
 
     def begin(self, request: Answer) -> None:
@@ -48,7 +32,7 @@ class Record:
         """Keeps the answer of a case."""
         with self._guard:
             self.rows[request["name"]] |= answer
-            if self._file and (self._file.is_file() or not self._file.exists()):  # a pipe gets the end alone
+            if self._file and grows(self._file):
                 with contextlib.suppress(OSError):  # a full disk stops no case: `finish` says so
                     self._write()
 
@@ -65,23 +49,5 @@ class Record:
         return Told(self._environment, self.device, self.software, list(self.rows.values()), seconds, self.complete)
 
     def _write(self) -> None:
-        if self._file is None:
-            return
-        text = to_json(self.told())
-        if self._file.exists() and not self._file.is_file():
-            self._file.write_text(text, encoding="utf-8")
-            return
-        aside = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-        try:
-            with aside.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(self._file)
-        finally:
-            aside.unlink(missing_ok=True)
-        folder = os.open(self._file.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        if self._file is not None:
+            write_whole(self._file, to_json(self.told()))
