@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 import sys
 
 import pytest
@@ -12,7 +14,7 @@ from xeflash.bench import attention, check, formats, forms, memory, peak, runner
 from xeflash.bench.attention import BENCHMARK
 from xeflash.bench.cases import Case
 from xeflash.bench.runner import Options
-from xeflash.cli import main
+from xeflash.cli import bench_shared, main
 
 CASES = [
     Case("prefill", "fp32", 2, 4, 4, 64, 23, 23, causal=True),
@@ -225,7 +227,7 @@ def test_command_writes_file_table_and_picture(tmp_path, capsys):
     file, picture = tmp_path / "out.json", tmp_path / "out.png"
     assert main(["bench", "attention", *SMALL, "--output", str(file), "--plot", str(picture)]) == 0
     data = json.loads(file.read_text())
-    assert len(data["rows"]) == 2 + 2
+    assert len(data["rows"]) == 2 + 2 and data["complete"] is True
     assert {"cpu", "isa", "packages", "command", "torch_threads", "device"} <= set(data["environment"])
     assert data["method"]
     assert "### prefill" in capsys.readouterr().out
@@ -273,11 +275,50 @@ def test_interrupt_keeps_what_was_measured(monkeypatch, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 1 + 1
 
 
+@pytest.fixture
+def signals():
+    """Puts back what an interrupt changes; a SIGTERM that nobody takes fails the test, and does not end all of them."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, lambda *_: pytest.fail("nobody takes SIGTERM"))
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("torch_as_ours", "signals")
+@pytest.mark.parametrize("done", [0, 2])
+def test_a_file_has_each_row_at_once_and_the_older_ones_until_then(monkeypatch, capsys, tmp_path, done):
+    monkeypatch.setattr(bench_shared, "SECONDS", 0.0)
+    file, real, states = tmp_path / "out.json", runner.Benchmark.run_case, []
+    file.write_text('{"rows": [], "of": "an older run"}')
+
+    def run_case(self, case, options):
+        states.append(json.loads(file.read_text()))
+        if len(states) > done:
+            for _ in range(2):  # as `timeout` does
+                os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, case, options)
+
+    monkeypatch.setattr(runner.Benchmark, "run_case", run_case)
+    assert main(["bench", "attention", *SMALL, "--output", str(file)]) == 130
+    states.append(json.loads(file.read_text()))
+    assert [len(state["rows"]) for state in states] == [*range(done + 1), done] and [*tmp_path.iterdir()] == [file]
+    if done == 0:
+        assert states[0] == states[-1]
+    else:
+        assert all(state["complete"] is False and state["environment"] for state in states[1:])
+    where = f"; {file} has them" if done else ""
+    assert capsys.readouterr().err.endswith(f"xeflash bench: interrupted; {done} of 4 cases{where}\n")
+
+
 def test_what_cannot_be_written_is_found_before_measuring(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(runner.Benchmark, "run_case", lambda *_: pytest.fail("measured"))
     assert main(["bench", "attention", *SMALL, "--output", "no/folder.json"]) == 2
-    assert "No such file or directory: 'no/folder.json'" in capsys.readouterr().err
+    message = (
+        "xeflash bench: --output must be a file that can be written, got no/folder.json: No such file or directory\n"
+    )
+    assert capsys.readouterr().err == message
     assert main(["bench", "attention", *SMALL, "--plot", "out.png"]) == 2
     assert "xeflash[bench]" in capsys.readouterr().err
 

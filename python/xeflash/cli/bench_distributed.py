@@ -16,12 +16,9 @@ from xeflash.cli.bench_shared import (
     add_measuring,
     add_output,
     add_size,
-    collect,
-    exit_code,
     guarded,
     prepare_threads,
-    warn_of_load,
-    write,
+    report,
 )
 
 _WAYS = ("ring", "all_gather", "all_to_all")
@@ -70,7 +67,6 @@ def _start(arguments: argparse.Namespace) -> int:
     from xeflash.bench.distributed.rows import check_cases
 
     check_cases(_cases(arguments), arguments.nproc)
-    warn_of_load()
     return launch(measure, (arguments,), arguments.nproc)
 
 
@@ -124,10 +120,15 @@ def measure(arguments: argparse.Namespace) -> int:
         ranks.leave()
         return 0
     names = [ONE] * options.compare + list(options.ways)
-    collected, interrupted = collect(results, [f"{case.label}, {name}" for case in cases for name in names])
-    found = with_ratios(collected, DistributedCase, ONE)
-    title = "Context parallel, measured on {}"
-    write(arguments, runner.header(rank), found, LAYOUT, lambda device: runner.figure(found, title.format(device)))
-    if not interrupted:  # else others may wait for this rank in the middle of a case
+    code = report(
+        arguments,
+        results,
+        [f"{case.label}, {name}" for case in cases for name in names],
+        LAYOUT,
+        header=lambda _: runner.header(rank),
+        figure=lambda found, device: runner.figure(found, f"Context parallel, measured on {device}"),
+        finish=lambda found: with_ratios(found, DistributedCase, ONE),
+    )
+    if code != 130:  # else others may wait for this rank in the middle of a case
         ranks.leave()
-    return exit_code(found, interrupted)
+    return code

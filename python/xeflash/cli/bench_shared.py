@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xeflash.bench.cases import parse_choices, parse_size, parse_sizes
+from xeflash.bench.files import cannot_write, grows, write_whole
 from xeflash.cli.arguments import converter
+from xeflash.cli.interrupt import one_interrupt
 
 if TYPE_CHECKING:
     from xeflash.bench.rows import Result
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 SIZES = "sizes"
 LISTS = "Lists are comma lists, and 4k means 4096."
 FORMATS = ("md", "csv", "json", "jsonl")
+SECONDS = 1.0  # at least, between two states of a file that grows
 
 
 def add_lists(group: Any, **options: tuple[Any, Any, str]) -> None:
@@ -78,7 +83,10 @@ def add_output(parser: argparse.ArgumentParser) -> None:
         "--format", choices=FORMATS, help="default: the suffix of --output, else md; on a terminal a table that fits it"
     )
     out.add_argument(
-        "--output", metavar="FILE", type=Path, help="write all there, as JSON for reports; stdout still gets the table"
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="write all there, as JSON for reports, which grows case by case; stdout still gets the table",
     )
     out.add_argument("--plot", metavar="FILE", type=Path, help="the result as a picture (matplotlib)")
 
@@ -112,8 +120,8 @@ def guarded(arguments: argparse.Namespace, measure: Callable[[argparse.Namespace
             from xeflash.bench import plot
 
             plot.require_matplotlib()
-        if arguments.output is not None:
-            arguments.output.open("a").close()  # what cannot be written is found before minutes of measuring
+        if arguments.output is not None and (why := cannot_write(arguments.output)):
+            raise ValueError(f"bench: --output must be a file that can be written, got {why}")
         prepare_threads(arguments.threads)
         import torch
 
@@ -131,16 +139,22 @@ def guarded(arguments: argparse.Namespace, measure: Callable[[argparse.Namespace
     return 2
 
 
-def collect(results: Iterable[Result], labels: Sequence[str]) -> tuple[list[Result], bool]:
-    """Returns the results and whether they were interrupted; says how far it is meanwhile."""
+def collect(
+    results: Iterable[Result], labels: Sequence[str], keep: Callable[[list[Result]], None]
+) -> tuple[list[Result], bool]:
+    """Returns the results and whether they were interrupted; says how far it is and keeps what there is meanwhile."""
     from xeflash.bench.progress import Progress
 
     collected: list[Result] = []
+    kept = 0.0
     try:
-        with Progress("xeflash bench") as progress:
+        with one_interrupt(), Progress("xeflash bench") as progress:
             progress.begin(labels[0], len(labels))
             for result in results:
                 collected.append(result)  # one by one: an interrupt keeps them
+                if time.monotonic() >= kept + SECONDS:
+                    keep(collected)
+                    kept = time.monotonic()
                 row, done = result.row, len(collected)
                 progress.advance("" if row.status == "ok" else f"{row.label}: {row.status}: {row.note}")
                 progress.describe(labels[done] if done < len(labels) else "peaks")
@@ -161,20 +175,26 @@ def report(
 ) -> int:
     """Measures and writes; returns the exit code.
 
-    `figure` draws the results with the name of the device; `finish` fills in what needs all rows.
+    `figure` draws the results with the name of the device; `finish` fills in what needs all rows, which are in a file
+    of JSON before.
     """
+    file, grown = arguments.output, format_of(arguments) == "json"
+
+    def keep(measured: list[Result]) -> None:
+        if file is not None and grown and grows(file):
+            with contextlib.suppress(OSError):  # a full disk stops no case: the end says so
+                write_whole(file, text_of("json", header(measured), measured, layout, False))
+
     warn_of_load()
-    measured, interrupted = collect(results, labels)
+    measured, interrupted = collect(results, labels, keep)
     found = finish(measured)
-    write(arguments, header(found), found, layout, lambda device: figure(found, device))
-    return exit_code(found, interrupted)
-
-
-def exit_code(results: Sequence[Result], interrupted: bool) -> int:
-    """Returns 0 if every result was right."""
+    if found or not interrupted:  # else an older file stays
+        write(arguments, header(found), found, layout, lambda device: figure(found, device), not interrupted)
     if interrupted:
+        where = f"; {file} has them" if file is not None and found else ""
+        print(f"xeflash bench: interrupted; {len(found)} of {len(labels)} cases{where}", file=sys.stderr)
         return 130
-    return 1 if any(result.row.status == "failed" for result in results) else 0
+    return 1 if any(result.row.status == "failed" for result in found) else 0
 
 
 def warn_of_load() -> None:
@@ -190,12 +210,22 @@ def warn_of_load() -> None:
         )
 
 
+def text_of(
+    chosen: str, header: Mapping[str, object], results: Sequence[Result], layout: Layout, complete: bool
+) -> str:
+    """Returns the results in one of the formats; JSON says whether they are complete."""
+    from xeflash.bench import formats
+
+    return formats.WRITERS[chosen]({"complete": complete, **header} if chosen == "json" else header, results, layout)
+
+
 def write(
     arguments: argparse.Namespace,
     header: Mapping[str, object],
     results: Sequence[Result],
     layout: Layout,
     figure: Callable[[str], Any],
+    complete: bool = True,
 ) -> None:
     """Writes the table, the file and the picture, which `figure` draws with the name of the device."""
     from rich.console import Console
@@ -205,14 +235,14 @@ def write(
 
     chosen, everything = format_of(arguments), "" if arguments.wide else "--wide, or for reports --output FILE.json"
     if arguments.output is not None:
-        arguments.output.write_text(formats.WRITERS[chosen](header, results, layout), encoding="utf-8")
+        write_whole(arguments.output, text_of(chosen, header, results, layout, complete))
         chosen, everything = "md", arguments.output
     if sys.stdout.isatty() and (arguments.output is not None or arguments.format is None):
         screen.print_results(header, results, layout, Console(highlight=False), arguments.wide)
     elif chosen == "md":
         sys.stdout.write(formats.to_md(header, results, layout, arguments.wide))
     else:
-        sys.stdout.write(formats.WRITERS[chosen](header, results, layout))
+        sys.stdout.write(text_of(chosen, header, results, layout, complete))
     if chosen == "md" and everything:
         print(f"\nall columns, environment and method: {everything}")
     if arguments.plot is not None:
