@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 
 import pytest
 from xeflash.cli import checks, doctor, main
@@ -348,6 +349,15 @@ def test_report_is_plain_without_a_terminal():
     assert '-> pip install "intel-opencl-rt>=2026.0,<2027"\n' in text
     assert text.endswith("attention runs on the CPU\n")
     assert all(line.split()[0] in ("ok", "info", "warn", "->", "attention") for line in text.splitlines())
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["doctor", "--json"]])
+def test_a_full_disk_is_told_in_one_line(words, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "gather", healthy)
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(words) == 1
+    assert capsys.readouterr().err == "xeflash: the output could not be written: No space left on device\n"
 
 
 def test_json_report_holds_findings_and_no_foreign_variables():

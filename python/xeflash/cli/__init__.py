@@ -7,6 +7,8 @@ installation in which nothing else can be imported.
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import sys
 from collections.abc import Sequence
 
@@ -31,8 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = build_parser().parse_args(argv)
         code: int = arguments.run(arguments)
+        sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has gone
         sys.stderr.close()
+        return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        print(f"xeflash: the output could not be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # takes what Python still holds
         return 1
     except KeyboardInterrupt:  # whatever was imported or done
         return 130

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import functools
 import os
 import sys
@@ -135,6 +136,8 @@ def guarded(arguments: argparse.Namespace, measure: Callable[[argparse.Namespace
     except ImportError as error:
         print(f"xeflash bench: {error}; see: xeflash doctor", file=sys.stderr)
     except (ValueError, OSError, RuntimeError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC):
+            raise
         print(f"xeflash {error}", file=sys.stderr)
     return 2
 
