@@ -311,6 +311,23 @@ def test_a_file_has_each_row_at_once_and_the_older_ones_until_then(monkeypatch, 
     assert capsys.readouterr().err.endswith(f"xeflash bench: interrupted; {done} of 4 cases{where}\n")
 
 
+@pytest.mark.usefixtures("torch_as_ours")
+def test_a_file_that_cannot_be_written_any_more_costs_no_table(monkeypatch, capsys, tmp_path):
+    folder, real = tmp_path / "folder", runner.Benchmark.run_case
+    folder.mkdir()
+
+    def run_case(self, case, options):
+        if folder.exists():
+            folder.rmdir()
+        return real(self, case, options)
+
+    monkeypatch.setattr(runner.Benchmark, "run_case", run_case)
+    assert main(["bench", "attention", *DECODE, "--output", str(folder / "out.json")]) == 2
+    said = capsys.readouterr()
+    assert f"--output could not be written: {folder / 'out.json'}: No such file" in said.err
+    assert "### decode" in said.out and "out.json" not in said.out
+
+
 def test_what_cannot_be_written_is_found_before_measuring(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(runner.Benchmark, "run_case", lambda *_: pytest.fail("measured"))

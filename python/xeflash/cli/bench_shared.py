@@ -191,12 +191,15 @@ def report(
     warn_of_load()
     measured, interrupted = collect(results, labels, keep)
     found = finish(measured)
+    written = True
     if found or not interrupted:  # else an older file stays
-        write(arguments, header(found), found, layout, lambda device: figure(found, device), not interrupted)
+        written = write(arguments, header(found), found, layout, lambda device: figure(found, device), not interrupted)
     if interrupted:
-        where = f"; {file} has them" if file is not None and found else ""
+        where = f"; {file} has them" if file is not None and found and written else ""
         print(f"xeflash bench: interrupted; {len(found)} of {len(labels)} cases{where}", file=sys.stderr)
         return 130
+    if not written:
+        return 2
     return 1 if any(result.row.status == "failed" for result in found) else 0
 
 
@@ -229,18 +232,26 @@ def write(
     layout: Layout,
     figure: Callable[[str], Any],
     complete: bool = True,
-) -> None:
-    """Writes the table, the file and the picture, which `figure` draws with the name of the device."""
+) -> bool:
+    """Writes the table, the file and the picture, which `figure` draws with the name of the device.
+
+    Returns whether the file could be written, and says so if not: the table still is.
+    """
     from rich.console import Console
 
     from xeflash.bench import formats, screen
     from xeflash.bench.plot import PlotError, save
 
     chosen, everything = format_of(arguments), "" if arguments.wide else "--wide, or for reports --output FILE.json"
-    if arguments.output is not None:
-        write_whole(arguments.output, text_of(chosen, header, results, layout, complete))
-        chosen, everything = "md", arguments.output
-    if sys.stdout.isatty() and (arguments.output is not None or arguments.format is None):
+    file, why = arguments.output, ""
+    if file is not None:
+        try:
+            write_whole(file, text_of(chosen, header, results, layout, complete))
+        except OSError as error:
+            why = f"{file}: {error.strerror}"
+            print(f"xeflash bench: --output could not be written: {why}", file=sys.stderr)
+        chosen, everything = "md", "" if why else file
+    if sys.stdout.isatty() and (file is not None or arguments.format is None):
         screen.print_results(header, results, layout, Console(highlight=False), arguments.wide)
     elif chosen == "md":
         sys.stdout.write(formats.to_md(header, results, layout, arguments.wide))
@@ -253,3 +264,4 @@ def write(
             save(figure(formats.device_of(header)), arguments.plot)
         except PlotError as error:
             print(f"xeflash {error}", file=sys.stderr)
+    return not why
