@@ -7,27 +7,15 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import support_matrix
 import xeflash
 from over_ranks import run_program
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [
-    ROOT / name
-    for name in (
-        "README.md",
-        "CHANGELOG.md",
-        "python/README.md",
-        "python/distributed.md",
-        "kernels/README.md",
-        "perf/README.md",
-        "perf/xesim/README.md",
-        "tests/README.md",
-        ".github/CONTRIBUTING.md",
-        ".github/SECURITY.md",
-    )
-]
+FOLDERS = ("python", "kernels", "perf", "tests", ".github")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.md"))])
 IN_DEFAULT_SET = {"python": 1, ".github": 0}  # of these folders only the first examples
 EXAMPLES = [
     pytest.param(
@@ -66,6 +54,11 @@ def test_there_are_examples():
     assert len(EXAMPLES) > 8
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "python").glob("*.md")), ids=lambda path: path.name)
+def test_page_of_the_guide_is_short(page):
+    assert len(page.read_text().splitlines()) <= 250
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document):
     text = document.read_text()
@@ -85,7 +78,8 @@ def anchors(text):
 
 
 def test_every_environment_variable_is_in_the_guide():
-    table = set(re.findall(r"^\| `(XEFLASH_\w+)`", (ROOT / "python/README.md").read_text(), re.MULTILINE))
+    text = "".join((ROOT / page).read_text() for page in ("python/README.md", "perf/xesim/README.md"))
+    table = set(re.findall(r"^\| `(XEFLASH_\w+)`", text, re.MULTILINE))
     named = set()
     for file in [*(ROOT / "python").rglob("*.py"), *(ROOT / "perf/xesim").rglob("*.cpp")]:
         named |= set(
@@ -101,3 +95,16 @@ def test_public_function_has_a_running_example(name):
     (example,) = [t for t in doctest.DocTestFinder(recurse=False).find(function, name, module) if t.examples]
     result = doctest.DocTestRunner().run(example)
     assert result.attempted and not result.failed
+
+
+def test_drawn_causal_masks_are_those_of_the_functions():
+    drawing = re.search(r"## Causal alignment.*?```\n(.*?)```", (ROOT / "python/README.md").read_text(), re.DOTALL)[1]
+    rows = [re.findall(r"[■·]", line) for line in drawing.splitlines()[2:]]
+    q, k, v = np.zeros((1, 3, 1, 8), np.float32), np.zeros((1, 5, 1, 8), np.float32), np.eye(5, 8, dtype=np.float32)
+    by_heads = [x.swapaxes(1, 2) for x in (q, k, v[None, :, None])]
+    top_left = xeflash.attention(*by_heads, is_causal=True)[0, 0]
+    for out in (
+        xeflash.attention(*by_heads, is_causal=True, bottom_right=True)[0, 0],
+        xeflash.flash_attn_func(q, k, v[None, :, None], causal=True)[0, :, 0],
+    ):
+        assert [["■" if x > 0 else "·" for x in (*a[:5], *b[:5])] for a, b in zip(top_left, out, strict=True)] == rows

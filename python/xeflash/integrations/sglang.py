@@ -3,7 +3,8 @@
     sglang serve --model-path MODEL --attention-backend xeflash --page-size 64
 
 Pages have to be of a multiple of 16 keys; SGLang's default of 1 is refused. SGLANG_PLUGINS, a list of names, keeps
-``xeflash`` out. The backend is ``xeflash.integrations.sglang_backend``; README tells which version has run it.
+``xeflash`` out. The backend is ``xeflash.integrations.sglang_backend``; the guide's page on
+serving tells which version has run it.
 """
 
 from __future__ import annotations

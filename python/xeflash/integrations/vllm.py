@@ -7,7 +7,8 @@
 vLLM's platforms for CPUs and for XPU know the names of their own backends, and ignore or refuse others: there, the
 plugin is asked before them. A layer that xeflash cannot serve is refused where it was named, and left to vLLM with a
 warning where it is the default. VLLM_PLUGINS, a list of names, keeps ``xeflash`` out. The backends are
-``xeflash.integrations.vllm_backend`` and ``vllm_mla``; README tells which versions of vLLM have run them.
+``xeflash.integrations.vllm_backend`` and ``vllm_mla``; the guide's
+page on serving tells which versions of vLLM have run them.
 """
 
 from __future__ import annotations
