@@ -111,7 +111,8 @@ def test_a_rank_that_fails_ends_all_and_is_named(what, message, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_an_interrupt_ends_all_ranks(tmp_path):
+@pytest.mark.parametrize(("send", "sent"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)])
+def test_an_interrupt_ends_all_ranks(tmp_path, send, sent):
     command = [sys.executable, str(LAUNCHED), "waits", str(tmp_path)]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 200
@@ -119,6 +120,6 @@ def test_an_interrupt_ends_all_ranks(tmp_path):
         time.sleep(0.1)
     time.sleep(0.2)  # until both numbers are written
     ranks = [int(path.read_text()) for path in tmp_path.iterdir()]
-    os.killpg(process.pid, signal.SIGINT)
+    send(process.pid, sent)
     assert process.wait(60) == 130
     assert len(ranks) == 2 and not any(Path(f"/proc/{rank}").exists() for rank in ranks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -39,11 +38,7 @@ def launch(work: Callable[..., int], arguments: tuple[Any, ...], ranks: int) -> 
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         raise RuntimeError(f"bench: rank {rank} failed: {_words(failure)}") from None
-    except SignalException as error:
-        if error.sigval == signal.SIGINT:
-            return 130
-        raise RuntimeError(f"bench: the ranks were ended by {error.sigval.name}") from None
-    except KeyboardInterrupt:
+    except (SignalException, KeyboardInterrupt):
         return 130
     return max(int(code) for code in codes.values())
 
