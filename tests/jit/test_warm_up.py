@@ -157,6 +157,7 @@ REFUSED = [
     (HEADS | {"num_key_value_heads": 3}, {}, ValueError, r"k.heads must divide q.heads \(4\), got 3"),
     (HEADS, {"dtype": "int8"}, ValueError, "dtype must be of float32, bfloat16, float16, got 'int8'"),
     (HEADS, {"caches": ["ring"]}, ValueError, "caches must be of dense, paged, fp8, got 'ring'"),
+    (HEADS, {"caches": "ring"}, ValueError, "caches must be of dense, paged, fp8, got 'ring'"),
     (HEADS, {"tensor_parallel_size": 3}, ValueError, r"tensor_parallel_size must divide the heads .*\(4\), .*, got 3"),
     (HEADS, {"jobs": 0}, ValueError, "jobs must be positive, got 0"),
     (HEADS, {"page_size": 8}, ValueError, "page_size must be a multiple of 16, got 8"),

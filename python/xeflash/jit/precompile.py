@@ -186,6 +186,7 @@ def warm_up(
     >>> any("flash_decode" in name for name in names)
     True
     """
+    caches = [caches] if isinstance(caches, str) else caches
     read = ModelConfig("warm_up", config)
     shapes, dtypes = [read.shape], (read.dtype if dtype is None else str(dtype).removeprefix("torch."),)
     if jobs < 1:
