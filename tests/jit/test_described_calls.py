@@ -11,32 +11,10 @@ from xeflash import _core
 from xeflash.call.schema import BSHD
 from xeflash.jit.calls import kernels_of
 from xeflash.jit.precompile import target
-from xeflash.jit.provide import provide
 from xeflash.runtime.interop import Placeholder
 from xeflash.tune.desc import desc_of
 
 DIM, DIM_V = 144, 112  # no other test has both: a kernel that is there already would not be asked for
-
-
-class Described(Exception):
-    pass
-
-
-@pytest.fixture
-def asked():
-    """The first description that the extension asks a kernel for in a call; the call ends there."""
-
-    def by(call):
-        with pytest.raises(Described) as found:
-            call()
-        return found.value.args[0]
-
-    def refuse(values, queue, again=False):
-        raise Described(values)
-
-    _core.set_kernel_provider(refuse)
-    yield by
-    _core.set_kernel_provider(provide)
 
 
 @pytest.fixture(params=["torch", pytest.param("usm", marks=pytest.mark.gpu)])
