@@ -25,7 +25,7 @@
 
 namespace xeflash {
 
-XF_SOME_FIELDS(DeviceFacts, name, backend, driver, type, arch, no_kernels, ip_version,
+XF_SOME_FIELDS(DeviceFacts, name, backend, driver, type, arch, no_kernels, ip_version, memory,
                compute_units, fp16, fp64, esimd, usm_system_allocations);
 XF_FIELDS(CpuRates, fp32, pairs, tiles);
 

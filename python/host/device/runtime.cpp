@@ -85,6 +85,7 @@ DeviceFacts facts_of(const sycl::device& d) {
   f.compute_units = d.is_cpu() && pretended_cores
                         ? pretended_cores
                         : static_cast<int>(d.get_info<sycl::info::device::max_compute_units>());
+  f.memory = static_cast<int64_t>(d.get_info<sycl::info::device::global_mem_size>());
   f.fp16 = d.has(sycl::aspect::fp16);
   f.fp64 = d.has(sycl::aspect::fp64);
   f.esimd = d.has(sycl::aspect::ext_intel_esimd);

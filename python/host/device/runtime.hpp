@@ -19,6 +19,7 @@ struct DeviceFacts {
   std::string arch;        // the target of kernels: cpu-avx512-bf16, pvc, bmg, dg2, ...
   std::string no_kernels;  // why `arch` is empty, else empty
   std::string ip_version;  // of a GPU
+  int64_t memory;          // bytes; of a CPU the machine's
   int compute_units;
   int cores;  // of the machine, whatever part of them a process may use
   bool fp16, fp64, esimd, usm_system_allocations;

@@ -14,7 +14,8 @@ const Numbers& numbers_of(const Device& device, std::atomic<const Numbers*>& kno
   const DeviceFacts& facts = device.facts;
   if (facts.arch.empty()) throw NotImplemented(facts.no_kernels);
   auto* numbers = new Numbers;
-  read(*numbers, py::module_::import("xeflash.tune").attr(function)(facts.arch));
+  const py::object find = py::module_::import("xeflash.tune").attr(function);
+  read(*numbers, find(facts.arch, facts.name, facts.driver));
   known = numbers;
   return *numbers;
 }

@@ -163,6 +163,19 @@ def check_devices(facts: Facts) -> Iterator[Check]:
         yield Check("device", "error", f"SYCL sees no device{why}", fix)
 
 
+def check_tunings(facts: Facts) -> Iterator[Check]:
+    """Says for each device whose measurement chooses its tiles, and names a file that is skipped."""
+    for device, levels in facts.probe.get("core", {}).get("tunings", {}).items():
+        for level, where, why in levels:
+            if why:
+                yield Check("tuning", "warn", f"{where} is skipped: {why}", "xeflash tune measures anew")
+            else:
+                yield Check("tuning", "ok", f"{device}: {level}: {where}")
+        if not levels:
+            off = "off (XEFLASH_TUNED)" if facts.environ.get("XEFLASH_TUNED") == "off" else "none, the tables choose"
+            yield Check("tuning", "info", f"{device}: {off}", "xeflash tune measures what is faster on this device")
+
+
 def check_attention(facts: Facts) -> Iterator[Check]:
     """Checks that a small attention gives the right result."""
     for kind, outcome in facts.probe.get("attention", {}).items():
@@ -365,7 +378,7 @@ def check_environment(facts: Facts) -> Iterator[Check]:
 def all_checks(facts: Facts) -> list[Check]:
     """Returns the findings, the decisive ones first."""
     parts = (
-        check_core, check_devices, check_attention, check_libsycl, check_torch_pin, check_opencl, check_packages,
+        check_core, check_devices, check_tunings, check_attention, check_libsycl, check_torch_pin, check_opencl, check_packages,
         check_gpu, check_cards, check_environment, check_tools, check_cache, check_cpu,
     )  # fmt: skip
     return [check for part in parts for check in part(facts)]

@@ -64,6 +64,7 @@ def described(arguments: argparse.Namespace) -> dict[str, Any]:
     from xeflash.jit.provide import source_of
     from xeflash.sim.binary import vector_engines
     from xeflash.tune import xe
+    from xeflash.tune.table import level_of
 
     case, device = case_of(arguments), arguments.device
     if device in HERE:
@@ -78,11 +79,13 @@ def described(arguments: argparse.Namespace) -> dict[str, Any]:
         "arch": shares.kernels[0].arch,
         "compute_units": shares.units,
         "device_threads": shares.device_threads,
+        "schedule_from": shares.schedule_from.name,
         "splits": shares.splits,
         "partial_bytes": shares.partial_bytes,
         "launches": [
             {
                 "kernel": source_of(launch.desc).name,
+                "tiles_from": level_of(launch.desc).name,
                 "entry": launch.entry,
                 "groups": launch.groups,
                 "threads_of_group": launch.threads_of_group,
@@ -112,9 +115,9 @@ def print_call(call: dict[str, Any]) -> None:
         table.add_row(*map(str, figures), device_share(launch["percent_of_device"]))
     console = Console(highlight=False)
     console.print(table)
-    kernels = dict.fromkeys(launch["kernel"] for launch in call["launches"])
+    kernels = dict.fromkeys(f"{launch['kernel']} (tiles: {launch['tiles_from']})" for launch in call["launches"])
     splits = "keys are not split" if call["splits"] == 1 else f"keys are in {call['splits']} splits"
     console.print(
         f"{call['device']}: {call['compute_units']} compute units, work for {call['device_threads']} threads at a "
-        f"time; {splits}; {size(call['partial_bytes'])} of partial results; kernels: {', '.join(kernels)}"
+        f"time (schedule: {call['schedule_from']}); {splits}; {size(call['partial_bytes'])} of partial results; kernels: {', '.join(kernels)}"
     )

@@ -41,9 +41,16 @@ def _import_core() -> dict[str, Any]:
         importlib.import_module("xeflash.runtime.extension").load()
         core: Any = importlib.import_module("xeflash._core")
         devices = [dict(device) for device in core.devices()]
-        return {"devices": devices, "rates": core.measure_cpu_rates()}
+        tunings = {device["name"]: _tunings_of(device) for device in devices if device["arch"]}
+        return {"devices": devices, "tunings": tunings, "rates": core.measure_cpu_rates()}
     except Exception as error:
         return {"error": _describe(error)}
+
+
+def _tunings_of(device: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Returns who may choose tiles for a device before the tables do: their level, file, and why it is skipped."""
+    files_of = importlib.import_module("xeflash.tune.tuned").files_of
+    return [(*level, why) for level, why in files_of(device["arch"], device["name"], device["driver"])]
 
 
 def _attention_numpy(put: Callable[[Any], Any] = lambda x: x, get: Callable[[Any], Any] = lambda x: x) -> float:

@@ -10,6 +10,8 @@ from xeflash import _core
 from xeflash.jit.provide import source_of
 from xeflash.tune import Config, schedule
 from xeflash.tune.desc import AnyDesc, desc_of
+from xeflash.tune.table import level_of_schedule
+from xeflash.tune.tuned import Level
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Shares:
     partial_bytes: int  # memory that a launch leaves results in for the next ones
     units: int  # compute units of the device
     device_threads: int  # threads that the device has work for at a time, as tune.Schedule counts them
+    schedule_from: Level  # who chose the numbers of the schedule
 
     @property
     def widest(self) -> Launch:
@@ -71,7 +74,8 @@ def shares_of(call: Callable[[], object], arch: str, units: int, device: str = "
         splits=splits,
         partial_bytes=partial_bytes,
         units=units,
-        device_threads=units * schedule(arch).threads_of_unit,
+        device_threads=units * schedule(arch, device, driver).threads_of_unit,
+        schedule_from=level_of_schedule(arch, device, driver),
     )
 
 

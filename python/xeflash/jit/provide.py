@@ -24,6 +24,7 @@ from xeflash.jit.product import render_head, render_product, render_softmax
 from xeflash.jit.progress import progress
 from xeflash.tune import Config
 from xeflash.tune.desc import ALGORITHMS, AnyDesc, Desc, ProductDesc, SoftmaxDesc, desc_of
+from xeflash.tune.table import pick_of_tables
 
 # Beside the extension: an editable installation keeps the Python files elsewhere.
 PACKAGE = Path(str(_core.__file__)).parent
@@ -59,7 +60,14 @@ def provide(values: dict[str, Any], queue: int, again: bool = False) -> tuple[by
     """
     desc = desc_of(values)
     kernel = source_of(desc)
-    return find_or_build(kernel, desc, queue, again), desc.entries, kernel.config, kernel.name
+    try:
+        native = find_or_build(kernel, desc, queue, again)
+    except NoCompiler:
+        plain = render(desc, pick_of_tables(desc)) if isinstance(desc, Desc) else kernel
+        if plain.text == kernel.text:
+            raise
+        native, kernel = find_or_build(plain, desc, queue, again), plain  # a wheel has the tables' kernels
+    return native, desc.entries, kernel.config, kernel.name
 
 
 def source_of(desc: AnyDesc) -> KernelSource:

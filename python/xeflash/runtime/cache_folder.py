@@ -122,12 +122,16 @@ class Folder:
     def write(self, name: str, content: bytes) -> None:
         """Makes or replaces a file; others see the whole new file, or the old one."""
         aside = self.unused(name)
-        with (
-            self._open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor,
-            open(descriptor, "wb", closefd=False) as file,
-        ):
-            file.write(content)
-        self.move(aside, name)
+        try:
+            with (
+                self._open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor,
+                open(descriptor, "wb", closefd=False) as file,
+            ):
+                file.write(content)
+            self.move(aside, name)
+        except OSError:  # a full disk
+            self.remove(aside)
+            raise
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:

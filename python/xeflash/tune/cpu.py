@@ -69,6 +69,15 @@ SCHEDULE = Schedule(
     one_pass_bf16=True,
     key_rows=8,
 )
+# Values that a tuning may choose from, beside those above.
+SCHEDULE_CANDIDATES = {
+    "threads_of_unit": (2, 8),
+    "units_of_tile": (1, 4),
+    "turn_keys": (256, 1024),
+    "merge_keys": (8, 128),
+    "split_keys": (128, 512),
+    "split_bytes": (128 << 10, 512 << 10),
+}
 SCHEDULE_OF_AMX = replace(SCHEDULE, key_rows=32, one_pass_bf16=False)  # two passes are all its own products
 
 
@@ -90,3 +99,8 @@ def blocks(desc: Desc) -> tuple[int, int]:
     """Returns (block_q, block_k)."""
     *_, block_q, block_k = row_of(desc)
     return block_q or desc.rows, block_k
+
+
+def candidates(desc: Desc) -> tuple[tuple[int, int], ...]:
+    """Returns the choices for a kernel; the first is the table's."""
+    return (blocks(desc),)

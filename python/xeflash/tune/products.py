@@ -200,6 +200,6 @@ _OF_GPUS = replace(
 )
 
 
-def product_schedule(arch: str) -> ProductSchedule:
+def product_schedule(arch: str, *_: str) -> ProductSchedule:
     """Returns the numbers by which products are shared out over a device."""
     return _OF_CPUS if arch.startswith("cpu-") else _OF_GPUS

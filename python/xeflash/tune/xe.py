@@ -137,6 +137,14 @@ SCHEDULES = {
     "bmg": SCHEDULE,
     "dg2": replace(SCHEDULE, cache_of_unit=0),  # Arc A brings nothing in ahead of time
 }
+# Values that a tuning may choose from, beside those above.
+SCHEDULE_CANDIDATES = {
+    "threads_of_unit": (2, 8),
+    "units_of_tile": (2, 4),
+    "turn_keys": (256, 1024, 2048),
+    "merge_keys": (8, 64, 128),
+    "merge_share": (10, 100),
+}
 _TURN_KEYS = 16  # keys of a block of one query where threads take turns, so that each thread has some
 
 # Most columns of 8 rows of O in the registers of a thread: half of them.
@@ -258,6 +266,11 @@ def blocks(desc: Desc) -> tuple[int, int]:
         block_k = min(block_k, 16)  # more spill
     tiles = -(-desc.rows // block_q)
     return (block_q if block_q % 8 == 0 else -(-desc.rows // tiles)), block_k  # else tiles have equal height
+
+
+def candidates(desc: Desc) -> tuple[tuple[int, int], ...]:
+    """Returns the choices for a kernel; the first is the table's."""
+    return (blocks(desc),)
 
 
 def columns(desc: Desc, block_q: int) -> tuple[int, int]:
