@@ -378,7 +378,7 @@ def check_environment(facts: Facts) -> Iterator[Check]:
 def all_checks(facts: Facts) -> list[Check]:
     """Returns the findings, the decisive ones first."""
     parts = (
-        check_core, check_devices, check_tunings, check_attention, check_libsycl, check_torch_pin, check_opencl, check_packages,
-        check_gpu, check_cards, check_environment, check_tools, check_cache, check_cpu,
+        check_core, check_devices, check_tunings, check_attention, check_libsycl, check_torch_pin, check_opencl,
+        check_packages, check_gpu, check_cards, check_environment, check_tools, check_cache, check_cpu,
     )  # fmt: skip
     return [check for part in parts for check in part(facts)]

@@ -64,6 +64,7 @@ def described(arguments: argparse.Namespace) -> dict[str, Any]:
     from xeflash.jit.provide import source_of
     from xeflash.sim.binary import vector_engines
     from xeflash.tune import xe
+    from xeflash.tune.desc import Desc
     from xeflash.tune.table import level_of
 
     case, device = case_of(arguments), arguments.device
@@ -85,7 +86,7 @@ def described(arguments: argparse.Namespace) -> dict[str, Any]:
         "launches": [
             {
                 "kernel": source_of(launch.desc).name,
-                "tiles_from": level_of(launch.desc).name,
+                "tiles_from": level_of(launch.desc).name if isinstance(launch.desc, Desc) else "table",
                 "entry": launch.entry,
                 "groups": launch.groups,
                 "threads_of_group": launch.threads_of_group,
@@ -119,5 +120,6 @@ def print_call(call: dict[str, Any]) -> None:
     splits = "keys are not split" if call["splits"] == 1 else f"keys are in {call['splits']} splits"
     console.print(
         f"{call['device']}: {call['compute_units']} compute units, work for {call['device_threads']} threads at a "
-        f"time (schedule: {call['schedule_from']}); {splits}; {size(call['partial_bytes'])} of partial results; kernels: {', '.join(kernels)}"
+        f"time (schedule: {call['schedule_from']}); {splits}; {size(call['partial_bytes'])} of partial results; "
+        f"kernels: {', '.join(kernels)}"
     )

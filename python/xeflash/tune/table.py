@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from xeflash.tune import cpu, tuned, xe, xe_gradients
 from xeflash.tune.desc import Config, Desc
@@ -11,7 +12,7 @@ from xeflash.tune.schedule import Schedule
 
 def schedule(arch: str, device: str = "", driver: str = "") -> Schedule:
     """Returns the numbers by which calls are shared out over a device: the tables', or a tuning's in their place."""
-    numbers, _ = tuned.numbers_of(arch, device, driver, schedule_candidates(arch))
+    numbers: dict[str, Any] = tuned.numbers_of(arch, device, driver, schedule_candidates(arch))[0]
     return replace(schedule_of_tables(arch), **numbers)
 
 

@@ -21,13 +21,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from xeflash.runtime.cache_folder import cache_folder, open_folder
 from xeflash.tune.desc import Desc
 
 Blocks: TypeAlias = tuple[int, int]  # block_q, block_k
-Value: TypeAlias = Blocks | int  # of a kernel, or of a number of the schedule
+Value = TypeVar("Value", Blocks, int)  # of a kernel, or of a number of the schedule
 
 _FORMAT = 1
 _MOST_BYTES = 1 << 24
@@ -55,7 +55,7 @@ class DeviceKey:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(Generic[Value]):
     """A candidate and its measurement: the median of its rounds and, beside the first candidate, that of the ratios.
 
     A ratio is the first candidate's time, or cost, over this one's in the same round: above 1 this one is faster. `low`
@@ -71,11 +71,11 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What was chosen for a key; the first of the trials is what the tables have."""
+class Choice(Generic[Value]):
+    """A value that was chosen, and the trials; the first of them is that of the tables."""
 
     value: Value
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[Trial[Value], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Tuning:
     version: str
     tables: str
     by: str = "times"  # or "counts"
-    choices: Mapping[str, Choice] = field(default_factory=dict)
-    schedule: Mapping[str, Choice] = field(default_factory=dict)
+    choices: Mapping[str, Choice[Blocks]] = field(default_factory=dict)
+    schedule: Mapping[str, Choice[int]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Returns the content of a file."""
@@ -285,7 +285,7 @@ def _look_up(arch: str, name: str, driver: str, say: Callable[[Level, str], None
             if not why:
                 choices = {key: choice.value for key, choice in tuning.choices.items()}
                 numbers = {key: choice.value for key, choice in tuning.schedule.items()}
-                found.append(_Found(level, choices, numbers))  # type: ignore[arg-type]
+                found.append(_Found(level, choices, numbers))
         except FileNotFoundError:
             if asked:
                 raise ValueError(f"xeflash: XEFLASH_TUNED must be off or a file, got {asked!r}") from None
@@ -302,10 +302,16 @@ def _look_up(arch: str, name: str, driver: str, say: Callable[[Level, str], None
     return tuple(found)
 
 
-def _choice(key: str, found: Mapping[str, Any], value: Callable[[str, Any], Value]) -> Choice:
-    trials = tuple(Trial(**{**one, "value": value(key, one["value"])}) for one in found["trials"])
+def _choice(key: str, found: Mapping[str, Any], value: Callable[[str, Any], Value]) -> Choice[Value]:
     if set(found) != {"value", "trials"}:
         raise ValueError(f"{key}: it must have value and trials, got {sorted(found)}")
+    trials = tuple(Trial(**{**one, "value": value(key, one["value"])}) for one in found["trials"])
+    for trial in trials:
+        for number in (trial.ms, trial.ratio, trial.low, trial.high):
+            if not (number is None or (type(number) in (int, float) and 0 < number < float("inf"))):
+                raise ValueError(f"{key}: a time or ratio must be positive, got {number!r}")
+        if not isinstance(trial.note, str):
+            raise ValueError(f"{key}: a note must be a text, got {trial.note!r}")
     return Choice(value(key, found["value"]), trials)
 
 
