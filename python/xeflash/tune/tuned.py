@@ -116,7 +116,7 @@ class Tuning:
 
 
 class Level(NamedTuple):
-    """Who chose: "file", "device", "architecture" or "table", and the file's path."""
+    """The level that chose, "file", "device", "architecture" or "table", and the path of its file."""
 
     name: str
     where: str = ""
