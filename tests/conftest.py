@@ -24,6 +24,9 @@ pytest_plugins = ["run_report", "unchanged", "kernel_list"]
 # Of simulated GPUs, and in all processes that tests start: a kernel that spills is a fault, too.
 os.environ.setdefault("XEFLASH_SIM_CHECK", "all,spills")
 
+# Lists and pages say what the tables choose, whatever was measured on this machine.
+os.environ.setdefault("XEFLASH_TUNED", "off")
+
 # There is a process per core. Threads of torch and numpy that wait for each other on cores that are taken double the time.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
