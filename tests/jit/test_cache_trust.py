@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from xeflash.jit import cache, kernel
 from xeflash.jit.cache import Built
-from xeflash.runtime import cache_folder
+from xeflash.runtime import cache_folder, warn
 
 provide = importlib.import_module("xeflash.jit.provide")  # the package has the function under this name
 
@@ -39,7 +39,7 @@ class Compiler:
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XEFLASH_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_said", set())
+    monkeypatch.setattr(warn, "_said", set())
     return tmp_path / "cache"
 
 

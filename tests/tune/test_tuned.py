@@ -13,6 +13,7 @@ import pytest
 from xeflash import _core
 from xeflash.bench.cases import Case
 from xeflash.bench.shares import shares_here
+from xeflash.runtime import warn
 from xeflash.tune import cpu, table, tuned
 from xeflash.tune.desc import Desc
 from xeflash.tune.tuned import Choice, Level, Trial
@@ -29,7 +30,7 @@ NAMED = {"device": CPU["name"], "driver": CPU["driver"]}
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XEFLASH_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("XEFLASH_TUNED", raising=False)
-    monkeypatch.setattr(tuned, "_said", set())
+    monkeypatch.setattr(warn, "_said", set())
     monkeypatch.setattr(tuned, "_DATABASE", frozenset())
     monkeypatch.setattr(cpu, "candidates", lambda _: (TABLE, OTHER, THIRD))
     tuned.forget()

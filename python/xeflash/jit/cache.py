@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from xeflash.runtime.cache_folder import Folder, Refused, cache_folder, is_makeshift, open_folder
+from xeflash.runtime.warn import warn_once
 
 __all__ = ["Built", "cache_folder", "get_or_build", "keep_log", "read", "why_nothing_is_kept"]
 
 _MOST_BYTES = {"kernel.bin": 1 << 28, "meta.json": 1 << 20}
-
-_said: set[str] = set()
-_said_guard = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,9 @@ def get_or_build(
     try:
         with open_folder(cache_folder(), make=True) as folder:
             if is_makeshift():
-                _warn(f"no home folder was found, and kernels are kept in {folder.path}. Set HOME or XEFLASH_CACHE_DIR")
+                warn_once(
+                    f"no home folder was found, and kernels are kept in {folder.path}. Set HOME or XEFLASH_CACHE_DIR"
+                )
             binary = None if again else _read(folder, key, meta)
             if binary is not None:
                 return binary
@@ -64,7 +62,7 @@ def get_or_build(
                 built = build()
                 _write(folder, key, source, meta, built)
     except OSError as error:
-        _warn(
+        warn_once(
             f"the kernel cache {cache_folder()} cannot be used ({_reason(error)}); kernels are compiled again in every "
             "process. Set XEFLASH_CACHE_DIR to a writable folder of your own"
         )
@@ -93,7 +91,7 @@ def _read(folder: Folder, key: str, meta: Mapping[str, object]) -> bytes | None:
             binary, text = (entry.read(name, most) for name, most in _MOST_BYTES.items())
         found = json.loads(text)
     except Refused as error:
-        _warn(f"{error}; the kernel is compiled again")
+        warn_once(f"{error}; the kernel is compiled again")
         return None
     except (OSError, ValueError, RecursionError):
         return None
@@ -121,12 +119,3 @@ def _stamped(meta: Mapping[str, object], binary: bytes) -> dict[str, object]:
 def _reason(error: OSError) -> str:
     """Returns an error's text without the names of files, which differ from kernel to kernel."""
     return str(error) if isinstance(error, Refused) or error.strerror is None else error.strerror
-
-
-def _warn(text: str) -> None:
-    """Warns once in a process."""
-    with _said_guard:
-        if text in _said:
-            return
-        _said.add(text)
-    warnings.warn(f"xeflash: {text}", RuntimeWarning, stacklevel=3)

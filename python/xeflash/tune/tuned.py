@@ -16,14 +16,13 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import threading
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from xeflash.runtime.cache_folder import cache_folder, open_folder
+from xeflash.runtime.warn import warn_once
 from xeflash.tune.desc import Desc
 
 Blocks: TypeAlias = tuple[int, int]  # block_q, block_k
@@ -34,8 +33,6 @@ _MOST_BYTES = 1 << 24
 _DEVICES = Path(__file__).parent / "devices"
 # Looked at once, when the package is imported: a first call without a file looks at one path, that of the user's file.
 _DATABASE = frozenset(os.listdir(_DEVICES)) if _DEVICES.is_dir() else frozenset()
-_said: set[str] = set()
-_said_guard = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -263,7 +260,7 @@ def files_of(arch: str, name: str, driver: str) -> list[tuple[Level, str]]:
 def _levels(arch: str, name: str, driver: str) -> tuple[_Found, ...]:
     def say(level: Level, why: str) -> None:
         if why:
-            _warn(f"the tuning {level.where} is skipped: {why}; see: xeflash doctor, xeflash tune")
+            warn_once(f"the tuning {level.where} is skipped: {why}; see: xeflash doctor, xeflash tune")
 
     return _look_up(arch, name, driver, say)
 
@@ -338,12 +335,3 @@ def _cpu_model() -> str:
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     values = dict(line.replace("\t", "").partition(":")[::2] for line in lines)
     return "-".join(values.get(name, "").strip() for name in ("vendor_id", "cpu family", "model"))
-
-
-def _warn(text: str) -> None:
-    """Warns once in a process."""
-    with _said_guard:
-        if text in _said:
-            return
-        _said.add(text)
-    warnings.warn(f"xeflash: {text}", RuntimeWarning, stacklevel=2)
