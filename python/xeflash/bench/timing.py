@@ -76,8 +76,13 @@ def first_call(call: Call, synchronize: Callable[[], None]) -> float:
 def in_turns(names: Sequence[_Name], rounds: int) -> Iterator[_Name]:
     """Yields all names in each round; the order rotates, so that none always follows the same other one."""
     for turn in range(rounds):
-        shift = turn % max(1, len(names))
-        yield from (*names[shift:], *names[:shift])
+        yield from rotated(names, turn)
+
+
+def rotated(names: Sequence[_Name], turn: int) -> list[_Name]:
+    """Returns the order of the names in a round."""
+    shift = turn % max(1, len(names))
+    return [*names[shift:], *names[:shift]]
 
 
 def interleave(

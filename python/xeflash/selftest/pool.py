@@ -52,20 +52,20 @@ class Worker:
 
     def greet(self) -> None:
         """Waits until the worker has opened its device, and keeps its description of the device."""
-        self.device = self._answer()
+        self.device = self._answer(self._seconds)
         if "refused" in self.device:
             raise Refused(str(self.device["refused"]))
 
-    def ask(self, request: Answer) -> Answer:
-        """Sends a request and returns the answer; raises Died."""
+    def ask(self, request: Answer, seconds: float | None = None) -> Answer:
+        """Sends a request and returns the answer, for which there may be another limit; raises Died."""
         assert self._process.stdin
         with contextlib.suppress(BrokenPipeError):  # the worker has died: _answer says how
             print(json.dumps(request), file=self._process.stdin, flush=True)
-        return self._answer()
+        return self._answer(seconds or self._seconds)
 
-    def _answer(self) -> Answer:
+    def _answer(self, seconds: float) -> Answer:
         assert self._process.stdout
-        ready, _, _ = select.select([self._process.stdout], [], [], self._seconds)
+        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
         line = self._process.stdout.readline() if ready else ""
         if line:
             answer: Answer = json.loads(line)
@@ -75,7 +75,7 @@ class Worker:
         said = self._said.read().decode(errors="replace").strip()
         if code is None:
             held = "" if self.end() else ", and the process cannot be ended"
-            raise Died(f"no answer within {self._seconds} s{held}", said)
+            raise Died(f"no answer within {seconds:g} s{held}", said)
         lines = said.splitlines() or ["no message"]
         where = next((line.strip() for line in lines if line.startswith("  File ")), lines[-1])
         raise Died(f"{f'signal {-code}' if code < 0 else f'exit {code}'}: {where}", said)

@@ -1,0 +1,146 @@
+"""Choices by times: candidates are compiled, checked, and timed in turns, each in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from xeflash.bench.cases import Case
+from xeflash.jit import provide
+from xeflash.jit.headers import NoCompiler
+from xeflash.jit.kernel import KernelSource, render
+from xeflash.jit.offline import Compilers
+from xeflash.selftest.pool import Answer
+from xeflash.tune.table import pick
+from xeflash.tune.tuned import Choice, Tuning
+from xeflash.tuner import rounds
+from xeflash.tuner.cases import Row
+from xeflash.tuner.workers import Lanes
+
+
+class Compiling:
+    """Device code of candidates, made in the background and kept in the disk cache, where the processes find it."""
+
+    def __init__(self, jobs: int) -> None:
+        """Starts no compiler yet."""
+        self._compilers, self._pool = Compilers(), ThreadPoolExecutor(jobs)
+        self._made: dict[KernelSource, Future[bytes]] = {}
+
+    def begin(self, row: Row) -> None:
+        """Starts with a row's kernels."""
+        for sources in sources_of(row):
+            for kernel in sources:
+                if kernel not in self._made:
+                    self._made[kernel] = self._pool.submit(self._device_code, kernel)
+
+    def _device_code(self, kernel: KernelSource) -> bytes:
+        code = provide.device_code(kernel)
+        return code or provide.kept_device_code(kernel, lambda: self._compilers.compile(kernel))
+
+    def faults(self, row: Row, on_time: Callable[[], None]) -> dict[int, str]:
+        """Returns why candidates have no kernel; raises NoCompiler, and what `on_time` does while it waits."""
+        self.begin(row)
+        faults = {}
+        for number, sources in enumerate(sources_of(row)):
+            for kernel in sources:
+                while not self._made[kernel].done():
+                    on_time()
+                    wait([self._made[kernel]], timeout=0.2)
+                try:
+                    self._made[kernel].result()
+                except NoCompiler:
+                    raise
+                except RuntimeError as error:
+                    lines = str(error).splitlines()
+                    faults[number] = next((line for line in lines if "error" in line), lines[0])
+        return faults
+
+    def end(self) -> None:
+        """Ends the compilers."""
+        self._compilers.end()
+        self._pool.shutdown(cancel_futures=True)
+
+
+def sources_of(row: Row) -> list[list[KernelSource]]:
+    """Returns the kernels of each candidate."""
+    return [[render(desc, pick(desc, blocks)) for desc in row.kernels] for blocks in row.candidates]  # type: ignore[arg-type]
+
+
+def uncompiled(rows: Sequence[Row]) -> int:
+    """Returns how many kernels of these rows are to be compiled."""
+    kernels = {kernel for row in rows for sources in sources_of(row) for kernel in sources}
+    return sum(provide.device_code(kernel) is None for kernel in kernels)
+
+
+class Measured:
+    """Chooses by times on a device."""
+
+    def __init__(self, lanes: Lanes, compiling: Compiling, jobs: int, on_time: Callable[[], None]) -> None:
+        """Keeps processes and compilers; `on_time` raises an error when there is no time for another sample."""
+        self._lanes, self._compiling, self._jobs, self._on_time = lanes, compiling, jobs, on_time
+
+    def choose(self, row: Row, texts: Sequence[str]) -> Choice:
+        """Returns the choice for a row: see search.Chooser."""
+        faults = self._compiling.faults(row, self._on_time)
+        self._lanes.use(dict(enumerate(texts)))
+        self._check(row, faults)
+        self._on_time()
+        return rounds.choose(row.candidates, faults, row.cases, self._sample)
+
+    def _check(self, row: Row, faults: dict[int, str]) -> None:
+        """Runs each candidate once, several at a time; adds why they are out."""
+
+        def answers_of(number: int) -> list[Answer]:
+            answers = []
+            for case in row.cases:
+                answers.append(self._lanes.ask(number, _request("check", case)))
+                if answers[-1]["status"] != "ok":
+                    break
+            return answers
+
+        running = [number for number in range(len(row.candidates)) if number not in faults]
+        with ThreadPoolExecutor(self._jobs) as pool:
+            try:
+                found = dict(zip(running, pool.map(answers_of, running), strict=True))
+            except BaseException:
+                self._lanes.end()  # which ends what the threads wait for
+                raise
+        for number, answers in found.items():
+            if answers[-1]["status"] != "ok":
+                faults[number] = str(answers[-1]["note"])
+            elif [x["bits"] for x in answers] != [x.get("bits") for x in found.get(0, answers)]:
+                faults[number] = "changes the order of sums: gradients have other bits"
+        if 0 in faults:
+            raise rounds.Failed(faults[0])
+
+    def _sample(self, number: int, case: Case) -> float:
+        self._on_time()
+        answer = self._lanes.ask(number, _request("time", case))
+        if answer["status"] != "ok":
+            raise rounds.Failed(str(answer["note"]))
+        return float(answer["ms"])
+
+
+def _request(do: str, case: Case) -> Answer:
+    return {"do": do, "case": dataclasses.asdict(case)}
+
+
+def texts_of(row: Row, rows: Sequence[Row], found: Tuning) -> list[str]:
+    """Returns the tunings of a row's candidates.
+
+    Those of a kernel have the candidates of this place of all kernels that are tried with it, so that a process serves
+    many rows; those of a number of the schedule have what was chosen so far.
+    """
+    plain = dataclasses.replace(found, choices={}, schedule={})
+    texts = []
+    for place, value in enumerate(row.candidates):
+        if row.kernels:
+            alike = [x for x in rows if x.kernels and x.trained == row.trained and len(x.candidates) > place]
+            tuning = dataclasses.replace(plain, choices={x.key: Choice(x.candidates[place]) for x in alike})
+        else:
+            chosen = {key: Choice(choice.value) for key, choice in found.choices.items()}
+            numbers = {key: Choice(choice.value) for key, choice in found.schedule.items()}
+            tuning = dataclasses.replace(plain, choices=chosen, schedule={**numbers, row.key: Choice(value)})
+        texts.append(tuning.to_json())
+    return texts

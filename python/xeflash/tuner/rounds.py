@@ -1,0 +1,134 @@
+"""Candidates that are timed in rounds, in which they take turns, and what is faster by more than noise.
+
+All candidates run some rounds; one that is slower than another in each of them is stopped. The best of the others then
+runs against the first candidate in new rounds, which alone decide: 10 to 90 % of their ratios have to be above 1. So
+whoever had luck in the first rounds needs it again.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from xeflash.bench.stats import quantile
+from xeflash.bench.timing import rotated
+from xeflash.tune.tuned import Choice, Trial, Value
+
+_Case = TypeVar("_Case")
+Sample = Callable[[int, _Case], float]  # the milliseconds of a candidate's call; raises Failed
+Times = dict[int, list[list[float]]]  # of each case, by candidate and round
+
+ROUNDS = 9
+FEWEST = 4  # rounds before a candidate is stopped
+DECIDING = 15
+_PROMISING = 1.01  # median ratio of the first rounds, below which no others follow
+
+
+class Failed(RuntimeError):
+    """A candidate has no result; the text says why."""
+
+
+def ratios(first: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> list[float]:
+    """Returns first / other of each round: the geometric mean over the cases."""
+    return [
+        math.exp(statistics.fmean(math.log(a / b) for a, b in zip(one, two, strict=True)))
+        for one, two in zip(first, other, strict=False)
+    ]
+
+
+def spread(found: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the median, and the 10 and 90 % quantiles."""
+    ordered = sorted(found)
+    return statistics.median(ordered), quantile(ordered, 0.1), quantile(ordered, 0.9)
+
+
+def choose(
+    candidates: Sequence[Value], faults: dict[int, str], cases: Sequence[_Case], sample: Sample[_Case]
+) -> Choice:
+    """Chooses by times; `faults` are of candidates that are out before, by their place, and get those that fail now.
+
+    Raises Failed if it is the first one.
+    """
+    running = [number for number in range(len(candidates)) if number not in faults]
+    times = _race(running, cases, sample, ROUNDS, faults, stops=True)
+    medians = {x: spread(ratios(times[0], times[x]))[0] for x in times if x and x not in faults}
+    best = max(medians, key=lambda x: medians[x], default=0)
+    found = {number: (times[0], own) for number, own in times.items()}
+    winner = 0
+    if best and medians[best] >= _PROMISING:
+        again = _race([0, best], cases, sample, DECIDING, faults, stops=False)
+        if best not in faults:
+            found[best] = again[0], again[best]
+            winner = best if _is_faster(*found[best], cases, best, faults) else 0
+    trials = [
+        _trial(value, *found.get(number, ([], [])), faults.get(number, "")) for number, value in enumerate(candidates)
+    ]
+    return Choice(candidates[winner], tuple(trials))
+
+
+def _race(
+    running: Sequence[int],
+    cases: Sequence[_Case],
+    sample: Sample[_Case],
+    rounds: int,
+    faults: dict[int, str],
+    stops: bool,
+) -> Times:
+    """Times candidates, of which 0 is always one, in rounds; raises Failed if it fails."""
+    alive, times = list(running), Times()
+    for turn in range(rounds):
+        for number in rotated(alive, turn):
+            try:
+                taken = [sample(number, case) for case in cases]
+            except Failed as error:
+                if number == 0:
+                    raise
+                faults[number] = str(error)
+                continue
+            times.setdefault(number, []).append(taken)
+        alive = [number for number in alive if number not in faults]
+        if stops and turn + 1 >= FEWEST:
+            alive = _not_beaten(alive, times, faults)
+        if len(alive) == 1:
+            break
+    return times
+
+
+def _not_beaten(alive: list[int], times: Times, faults: dict[int, str]) -> list[int]:
+    """Returns the candidates that no other one beats in each round; the first one stays, as all are beside it."""
+    kept = []
+    for number in alive:
+        if number and any(max(ratios(times[x], times[number])) < 1 for x in alive if x != number):
+            faults[number] = f"stopped: slower than another one in each of {len(times[number])} rounds"
+        else:
+            kept.append(number)
+    return kept
+
+
+def _is_faster(
+    first: Sequence[Sequence[float]],
+    other: Sequence[Sequence[float]],
+    cases: Sequence[_Case],
+    number: int,
+    faults: dict[int, str],
+) -> bool:
+    """Returns whether a candidate is faster beyond the noise, and in no case slower beyond it."""
+    if spread(ratios(first, other))[1] <= 1:
+        faults[number] = "not faster beyond the noise"
+        return False
+    for place, case in enumerate(cases):
+        high = spread([one[place] / two[place] for one, two in zip(first, other, strict=True)])[2]
+        if high < 1:
+            faults[number] = f"slower in {getattr(case, 'label', case)}"
+            return False
+    return True
+
+
+def _trial(value: Value, first: Sequence[Sequence[float]], own: Sequence[Sequence[float]], note: str) -> Trial:
+    if not own:
+        return Trial(value, note=note)
+    middle, low, high = spread(ratios(first, own))
+    ms = math.exp(statistics.fmean(math.log(statistics.median(one)) for one in zip(*own, strict=True)))
+    return Trial(value, ms, middle, low, high, note)

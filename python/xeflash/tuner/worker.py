@@ -1,0 +1,120 @@
+"""A process that checks and times calls with the sizes that XEFLASH_TUNED says: `-m xeflash.tuner.worker DEVICE`.
+
+A request and its answer are a line of JSON each.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from xeflash.bench.cases import Case
+from xeflash.bench.environ import available_memory, last_level_cache, too_large
+from xeflash.bench.timing import settle
+
+_SECONDS = 10e-3  # a sample is at least so long
+_MOST_CALLS = 64
+_LONG_SECONDS = 20e-3  # before longer calls nothing has to be woken
+_GPU_BYTES = 512 << 20  # more than the last-level cache of any of them
+
+
+class Prepared:
+    """A case with inputs, which take turns where the call reads more than it computes: memory has them, no cache."""
+
+    def __init__(self, case: Case, device: str) -> None:
+        """Makes the inputs; raises MemoryError if there is no room for them."""
+        forms: Any = importlib.import_module("xeflash.bench.forms")
+        self.case, self._forms = case, forms
+        copies = 1
+        if case.seq_q < case.seq_k and not case.gradients:
+            cache = 2 * (last_level_cache() or 64 << 20) if device == "cpu" else _GPU_BYTES
+            copies = max(2, math.ceil(cache / case.kv_bytes))
+        if why := too_large(case.memory_bytes + copies * case.kv_bytes, available_memory(device)):
+            raise MemoryError(why)
+        self._inputs = [forms.make_inputs(case, device, seed) for seed in range(copies)]
+        self._calls = [forms.timed_form(case, x, forms.our_form(case, x)) for x in self._inputs]
+        self._synchronize: Callable[[], None] = forms.synchronizer(device)
+        self._seconds = 0.0
+
+    def check(self) -> dict[str, Any]:
+        """Returns whether the result is right, and a digest of gradients, whose bits must not change."""
+        check: Any = importlib.import_module("xeflash.bench.check").check
+        inputs, call = self._inputs[0], self._calls[0]
+        theirs = next(iter(self._forms.torch_forms(self.case, inputs).values()))
+        errors = check(self.case, inputs, call, self._forms.timed_form(self.case, inputs, theirs))
+        if not errors.ok:
+            return {"status": "wrong", "note": f"wrong result: error {errors.ours:.2e}, allowed {errors.allowed:.2e}"}
+        return {"status": "ok", "bits": self._bits(call()) if self.case.gradients else ""}
+
+    @staticmethod
+    def _bits(gradients: Any) -> str:
+        torch: Any = importlib.import_module("torch")
+        hasher = hashlib.sha256()
+        for one in gradients:
+            hasher.update(one.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return hasher.hexdigest()
+
+    def sample(self) -> float:
+        """Returns the milliseconds of a call: the mean of at least one of each of the inputs."""
+        if not self._seconds:
+            self._run(len(self._calls))
+            self._seconds = self._run(len(self._calls))
+        calls = min(max(math.ceil(_SECONDS / self._seconds), 1), _MOST_CALLS)
+        calls = len(self._calls) * math.ceil(calls / len(self._calls))
+        settle()
+        if self._seconds < _LONG_SECONDS:
+            self._run(1)
+        return 1e3 * self._run(calls)
+
+    def _run(self, count: int) -> float:
+        """Returns the mean seconds of calls back to back."""
+        start = time.perf_counter()
+        for number in range(count):
+            self._calls[number % len(self._calls)]()
+        self._synchronize()
+        return (time.perf_counter() - start) / count
+
+
+def _answer(request: dict[str, Any], prepare: Callable[[Case], Prepared]) -> dict[str, Any]:
+    try:
+        prepared = prepare(Case(**request["case"]))
+        return prepared.check() if request["do"] == "check" else {"status": "ok", "ms": prepared.sample()}
+    except Exception as error:
+        return {"status": "error", "note": f"{type(error).__name__}: {error}".splitlines()[0]}
+
+
+def serve(device: str, requests: TextIO, answers: TextIO) -> None:
+    """Describes the device, then answers requests until they end."""
+
+    def say(answer: dict[str, Any]) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
+
+    try:
+        open_device: Any = importlib.import_module("xeflash.selftest.device").open_device
+        tuned: Any = importlib.import_module("xeflash.tune.tuned")
+        _, facts = open_device(device)
+        tuning = tuned.new_tuning(facts["arch"], facts["name"], facts["driver"]).to_json()
+    except Exception as error:
+        say({"refused": str(error)})
+        return
+    named = str(facts["arrays"]).removeprefix("torch on ")  # else of arrays that are not timed
+    torch_device = None if facts["simulated"] or named == facts["arrays"] else named
+    say({"tuning": tuning, "torch": torch_device})
+    prepare = functools.lru_cache(maxsize=2)(lambda case: Prepared(case, torch_device or ""))
+    for line in requests:
+        say(_answer(json.loads(line), prepare))
+
+
+if __name__ == "__main__":
+    own = os.fdopen(os.dup(1), "w")  # libraries write to stdout, too
+    os.dup2(2, 1)
+    serve(sys.argv[1], sys.stdin, own)
+    os._exit(0)  # without the destructors of a driver that may be broken
