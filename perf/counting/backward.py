@@ -19,8 +19,8 @@ from xeflash.jit.calls import kernels_of
 from xeflash.runtime.interop import Placeholder
 from xeflash.tune import pick, xe
 from xeflash.tune.desc import DTYPE_NAMES, AnyDesc
+from xeflash.tuner.counts import kernel_of
 
-from counting.compiled import kernel_of
 from counting.options import add_attention, add_devices, cases
 from counting.simulated import LINE_BYTES, SIZE, backward
 from counting.tables import Row, Table

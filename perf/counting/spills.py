@@ -21,8 +21,8 @@ from xeflash.jit.calls import kernels_of as kernels_of_call
 from xeflash.runtime.interop import Placeholder
 from xeflash.tune import xe
 from xeflash.tune.desc import AnyDesc, Desc
+from xeflash.tuner.counts import kernels_of
 
-from counting.compiled import kernels_of
 from counting.options import add_devices
 from counting.tables import Row, Table
 

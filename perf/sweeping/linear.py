@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from counting.compiled import kernel_of
 from counting.tables import Row
 from xeflash.tune import products
 from xeflash.tune.desc import DTYPE_NAMES, Config, ProductDesc
 from xeflash.tune.products import pick_product
+from xeflash.tuner.counts import kernel_of
 
 from sweeping import is_cpu
 
@@ -79,7 +79,7 @@ def use(desc: ProductDesc, sizes: tuple[int, int, int]) -> None:
     products.TABLES["linear"] = [("cpu", "*", 64, 99, outputs, pick_product(desc).block_q, inputs, 1)]
 
 
-def sample(desc: ProductDesc, check: bool) -> float:  # noqa: ARG001
+def sample(desc: ProductDesc) -> float:
     """Times a call in milliseconds, on weights that are in no cache."""
     import torch
     import xeflash
