@@ -66,6 +66,13 @@ def test_a_device_that_cannot_be_opened_is_refused(monkeypatch, capsys):
     assert capsys.readouterr().err == "xeflash tune: no GPU\n"
 
 
+def test_a_tuning_that_cannot_be_kept_is_refused(device, capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XEFLASH_CACHE_DIR", str(tmp_path / "file"))
+    assert run() == 2
+    assert "file cannot be used: Not a directory; give --output FILE, or set" in capsys.readouterr().err
+
+
 def test_winners_are_kept_in_the_file_of_the_device(device, capsys, tmp_path):
     device(lane2=0.5)
     assert run("--phase", "prefill", "--json", str(tmp_path / "all.json")) == 0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 
 import pytest
@@ -88,7 +89,8 @@ def request(do, **changed):
 
 def test_the_worker_checks_and_times_calls():
     decode = {"phase": "decode", "seq_q": 1, "seq_k": 127, "causal": False}
-    about, checked, timed, trained, other, none = served(
+    about, ran, checked, timed, trained, other, none = served(
+        request("run"),
         request("check"),
         request("time", **decode),
         request("check", phase="backward"),
@@ -96,7 +98,13 @@ def test_the_worker_checks_and_times_calls():
         request("time", batch=1 << 40),
     )
     assert Tuning.from_json(about["tuning"]).device.arch.startswith("cpu-") and about["torch"] == "cpu"
-    assert checked == {"status": "ok", "bits": ""} and timed["status"] == "ok" and timed["ms"] > 0
+    assert (
+        ran == {"status": "ok"}
+        and checked == {"status": "ok", "bits": ""}
+        and timed["status"] == "ok"
+        and timed["ms"] > 0
+    )
+    assert trained == served(request("check", phase="backward"))[1]
     assert len(trained["bits"]) == 64 and trained["bits"] != other["bits"]
     assert none["status"] == "error" and "MemoryError: needs about" in none["note"]
 
@@ -110,9 +118,11 @@ def test_the_worker_sees_a_wrong_result(monkeypatch):
 
 def test_keys_that_are_read_take_turns():
     """More bytes than the last cache holds, so that each call reads memory."""
-    made = worker.Prepared(dataclasses.replace(TINY, phase="decode", seq_q=1, seq_k=64 << 10, causal=False), "cpu")
-    keys = {x.k.data_ptr(): x.k.nbytes + x.v.nbytes for x in made._inputs}
-    assert len(keys) > 1 and sum(keys.values()) >= 2 * (worker.last_level_cache() or 0)
+    case = dataclasses.replace(TINY, phase="decode", seq_q=1, seq_k=64 << 10, causal=False)
+    made = worker.Prepared(case, "cpu", worker.Numbers("cpu"))._inputs
+    places = sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for some in made for x in some[:3])
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(places))
+    assert len(made) > 1 and sum(x.k.nbytes + x.v.nbytes for x in made) >= 2 * (worker.last_level_cache() or 0)
 
 
 def test_a_device_that_cannot_be_used_is_refused(answering):

@@ -111,11 +111,14 @@ def _run(arguments: argparse.Namespace) -> int:
     by = arguments.by or ("counts" if simulated else "times")
     _refuse(arguments, by, simulated)
     os.environ["XEFLASH_TUNED"] = "off"  # rows are those of the tables, whatever was tuned before
+    from xeflash.jit.cache import why_nothing_is_kept
     from xeflash.tune.tuned import Tuning
     from xeflash.tuner.cases import CPU, GPU, cases_of, cases_of_schedule, rows_of, shapes_of
     from xeflash.tuner.search import ordered, rows_of_schedule
     from xeflash.tuner.workers import command, described
 
+    if by == "times" and arguments.output is None and (why := why_nothing_is_kept()):
+        raise ValueError(f"{why}; give --output FILE, or set XEFLASH_CACHE_DIR to a writable folder of your own")
     shapes = shapes_of(arguments.model_shapes or (), arguments.head_dim or HEAD_DIMS)
     about = described(command(arguments.device))
     tuning = dataclasses.replace(Tuning.from_json(about["tuning"]), by=by)

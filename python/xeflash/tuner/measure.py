@@ -83,36 +83,45 @@ class Measured:
     def choose(self, row: Row, texts: Sequence[str]) -> Choice:
         """Returns the choice for a row: see search.Chooser."""
         faults = self._compiling.faults(row, self._on_time)
+        if 0 in faults:
+            raise rounds.Failed(faults[0])
         self._lanes.use(dict(enumerate(texts)))
         self._check(row, faults)
         self._on_time()
         return rounds.choose(row.candidates, faults, row.cases, self._sample)
 
     def _check(self, row: Row, faults: dict[int, str]) -> None:
-        """Runs each candidate once, several at a time; adds why they are out."""
-
-        def answers_of(number: int) -> list[Answer]:
-            answers = []
-            for case in row.cases:
-                answers.append(self._lanes.ask(number, _request("check", case)))
-                if answers[-1]["status"] != "ok":
-                    break
-            return answers
-
-        running = [number for number in range(len(row.candidates)) if number not in faults]
+        """Runs candidates, several at a time, then checks one after the other; adds why they are out."""
         with ThreadPoolExecutor(self._jobs) as pool:
             try:
-                found = dict(zip(running, pool.map(answers_of, running), strict=True))
+                running = [number for number in range(len(row.candidates)) if number not in faults]
+                ran = dict(zip(running, pool.map(lambda x: self._answers("run", x, row), running), strict=True))
             except BaseException:
                 self._lanes.end()  # which ends what the threads wait for
                 raise
-        for number, answers in found.items():
+        bits: list[str] = []
+        for number, answers in ran.items():
+            if answers[-1]["status"] == "ok":
+                self._on_time()
+                answers = self._answers("check", number, row)
             if answers[-1]["status"] != "ok":
                 faults[number] = str(answers[-1]["note"])
-            elif [x["bits"] for x in answers] != [x.get("bits") for x in found.get(0, answers)]:
+                if number == 0:
+                    raise rounds.Failed(faults[0])
+                continue
+            made = [str(answer["bits"]) for answer in answers]
+            bits = bits or made
+            if made != bits:
                 faults[number] = "changes the order of sums: gradients have other bits"
-        if 0 in faults:
-            raise rounds.Failed(faults[0])
+
+    def _answers(self, do: str, number: int, row: Row) -> list[Answer]:
+        """Asks a candidate for each case of a row, until it fails."""
+        answers = []
+        for case in row.cases:
+            answers.append(self._lanes.ask(number, _request(do, case)))
+            if answers[-1]["status"] != "ok":
+                break
+        return answers
 
     def _sample(self, number: int, case: Case) -> float:
         self._on_time()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import itertools
 import json
 import math
 import os
@@ -24,13 +25,44 @@ _SECONDS = 10e-3  # a sample is at least so long
 _MOST_CALLS = 64
 _LONG_SECONDS = 20e-3  # before longer calls nothing has to be woken
 _GPU_BYTES = 512 << 20  # more than the last-level cache of any of them
+_ALIGNED = 64  # numbers
+_MOST_CASES = 8  # that are ready, those of a row
+
+
+class Numbers:
+    """Random numbers on a device, which all cases take their inputs from, as several processes share its memory."""
+
+    def __init__(self, device: str) -> None:
+        """Has none yet."""
+        self._device = device
+        self._kept: dict[Any, Any] = {}
+
+    def inputs(self, case: Case, copies: int) -> list[Any]:
+        """Returns inputs of a case, each with keys and values of its own."""
+        forms: Any = importlib.import_module("xeflash.bench.forms")
+        if case.gradients:  # whose bits are compared between processes
+            return [forms.make_inputs(case, self._device, seed=0)]
+        keys = (case.batch, case.kv_heads, case.seq_k, case.head_dim)
+        shapes = [(case.batch, case.heads, case.seq_q, case.head_dim), keys, keys]
+        places = [0, *itertools.accumulate(-(-math.prod(x) // _ALIGNED) * _ALIGNED for x in shapes * copies)]
+        numbers = self._of(forms.TORCH_DTYPES[case.dtype], places[-1])
+        views = [numbers[at : at + math.prod(x)].view(x) for at, x in zip(places, shapes * copies, strict=False)]
+        return [forms.Inputs(*views[3 * copy : 3 * copy + 3]) for copy in range(copies)]
+
+    def _of(self, dtype: Any, count: int) -> Any:
+        """Returns at least so many numbers of a type, and forgets those of others."""
+        torch: Any = importlib.import_module("torch")
+        if dtype not in self._kept or self._kept[dtype].numel() < count:
+            self._kept.clear()
+            self._kept[dtype] = torch.randn(count, dtype=dtype, device=self._device)
+        return self._kept[dtype]
 
 
 class Prepared:
     """A case with inputs, which take turns where the call reads more than it computes: memory has them, no cache."""
 
-    def __init__(self, case: Case, device: str) -> None:
-        """Makes the inputs; raises MemoryError if there is no room for them."""
+    def __init__(self, case: Case, device: str, numbers: Numbers) -> None:
+        """Takes the inputs; raises MemoryError if there is no room for them."""
         forms: Any = importlib.import_module("xeflash.bench.forms")
         self.case, self._forms = case, forms
         copies = 1
@@ -39,10 +71,15 @@ class Prepared:
             copies = max(2, math.ceil(cache / case.kv_bytes))
         if why := too_large(case.memory_bytes + copies * case.kv_bytes, available_memory(device)):
             raise MemoryError(why)
-        self._inputs = [forms.make_inputs(case, device, seed) for seed in range(copies)]
+        self._inputs = numbers.inputs(case, copies)
         self._calls = [forms.timed_form(case, x, forms.our_form(case, x)) for x in self._inputs]
         self._synchronize: Callable[[], None] = forms.synchronizer(device)
         self._seconds = 0.0
+
+    def run(self) -> dict[str, Any]:
+        """Runs the call, for which its kernel is translated or compiled."""
+        self._run(1)
+        return {"status": "ok"}
 
     def check(self) -> dict[str, Any]:
         """Returns whether the result is right, and a digest of gradients, whose bits must not change."""
@@ -86,6 +123,8 @@ class Prepared:
 def _answer(request: dict[str, Any], prepare: Callable[[Case], Prepared]) -> dict[str, Any]:
     try:
         prepared = prepare(Case(**request["case"]))
+        if request["do"] == "run":
+            return prepared.run()
         return prepared.check() if request["do"] == "check" else {"status": "ok", "ms": prepared.sample()}
     except Exception as error:
         return {"status": "error", "note": f"{type(error).__name__}: {error}".splitlines()[0]}
@@ -108,7 +147,8 @@ def serve(device: str, requests: TextIO, answers: TextIO) -> None:
     named = str(facts["arrays"]).removeprefix("torch on ")  # else of arrays that are not timed
     torch_device = None if facts["simulated"] or named == facts["arrays"] else named
     say({"tuning": tuning, "torch": torch_device})
-    prepare = functools.lru_cache(maxsize=2)(lambda case: Prepared(case, torch_device or ""))
+    numbers = Numbers(torch_device or "")
+    prepare = functools.lru_cache(maxsize=_MOST_CASES)(lambda case: Prepared(case, torch_device or "", numbers))
     for line in requests:
         say(_answer(json.loads(line), prepare))
 

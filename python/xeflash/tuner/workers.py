@@ -48,17 +48,17 @@ class Lanes:
     def __init__(self, words: Sequence[str], folder: Path, seconds: float = SECONDS) -> None:
         """Keeps the command, and a folder for the files that tell the processes their candidates."""
         self._words, self._folder, self._seconds = words, folder, seconds
-        self._texts: Mapping[int, str] = {}
+        self._texts: dict[int, str] = {}
         self._workers: dict[int, Worker] = {}
         self._guard = threading.Lock()
         self._ended = False
 
     def use(self, texts: Mapping[int, str]) -> None:
-        """Gives each lane the text of a tuning; processes that have another one end."""
-        for lane in list(self._workers):
-            if self._texts.get(lane) != texts.get(lane):
+        """Gives lanes the text of a tuning; their processes that have another one end."""
+        for lane in texts:
+            if self._texts.get(lane) != texts[lane]:
                 self._end(lane)
-        self._texts = texts
+        self._texts |= texts
 
     def ask(self, lane: int, request: Answer) -> Answer:
         """Sends a request to the process of a lane; one that dies, or is late, is an answer, too."""
