@@ -232,7 +232,7 @@ def _search(arguments: argparse.Namespace, rows: list[Row], found: Found, keeper
         search(rows, chooser, found, keep, lambda row: progress.describe(row.key))
 
 
-def _chosen(row: Row, found: Found) -> Choice | None:
+def _chosen(row: Row, found: Found) -> Choice[Any] | None:
     return (found.tuning.choices if row.kernels else found.tuning.schedule).get(row.key)
 
 

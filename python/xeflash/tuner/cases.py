@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from xeflash.bench.cases import Case
 from xeflash.bench.shares import call_of
@@ -13,7 +14,7 @@ from xeflash.jit.calls import kernels_of
 from xeflash.tune.desc import Desc
 from xeflash.tune.models import SHAPES
 from xeflash.tune.table import candidates
-from xeflash.tune.tuned import Value, key_of
+from xeflash.tune.tuned import key_of
 from xeflash.tuner import PHASES
 
 _HEADS = ((32, 8), (32, 32), (64, 8))  # of queries, of keys
@@ -47,7 +48,7 @@ class Row:
     """
 
     key: str
-    candidates: tuple[Value, ...]
+    candidates: tuple[Any, ...]  # rows and keys of a tile, or a number
     cases: tuple[Case, ...]
     kernels: tuple[Desc, ...] = ()
 

@@ -52,7 +52,7 @@ class Counted:
         """Keeps how many compilers run at a time; `on_time` raises an error when there is no time for another row."""
         self._jobs, self._on_time = jobs, on_time
 
-    def choose(self, row: Row, texts: Sequence[str]) -> Choice:  # noqa: ARG002
+    def choose(self, row: Row, texts: Sequence[str]) -> Choice[Any]:  # noqa: ARG002
         """Returns the choice for a row; what spills, or does not compile, is out."""
         self._on_time()
         with ThreadPoolExecutor(self._jobs) as pool:
@@ -62,7 +62,7 @@ class Counted:
         best = max(found, key=lambda x: 0 if x.note or not x.ratio else x.ratio)
         return Choice(best.value if (best.ratio or 0) >= _WORTH else row.candidates[0], tuple(found))
 
-    def _trial(self, desc: Desc, blocks: Any) -> Trial:
+    def _trial(self, desc: Desc, blocks: Any) -> Trial[Any]:
         try:
             counted = count(desc, blocks)
         except (CompileError, RuntimeError) as error:
@@ -70,7 +70,7 @@ class Counted:
         return Trial(blocks, counted["per 1000 scores"], note="spills" if counted["scratch"] else "")
 
 
-def _beside(first: float | None, trial: Trial) -> Trial:
+def _beside(first: float | None, trial: Trial[Any]) -> Trial[Any]:
     """Returns the trial with its ratio, which has no spread."""
     ratio = first / trial.ms if first and trial.ms else None
     return dataclasses.replace(trial, ratio=ratio, low=ratio, high=ratio)

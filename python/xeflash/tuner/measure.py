@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
 from xeflash.bench.cases import Case
 from xeflash.jit import provide
@@ -64,7 +65,7 @@ class Compiling:
 
 def sources_of(row: Row) -> list[list[KernelSource]]:
     """Returns the kernels of each candidate."""
-    return [[render(desc, pick(desc, blocks)) for desc in row.kernels] for blocks in row.candidates]  # type: ignore[arg-type]
+    return [[render(desc, pick(desc, blocks)) for desc in row.kernels] for blocks in row.candidates]
 
 
 def uncompiled(rows: Sequence[Row]) -> int:
@@ -80,7 +81,7 @@ class Measured:
         """Keeps processes and compilers; `on_time` raises an error when there is no time for another sample."""
         self._lanes, self._compiling, self._jobs, self._on_time = lanes, compiling, jobs, on_time
 
-    def choose(self, row: Row, texts: Sequence[str]) -> Choice:
+    def choose(self, row: Row, texts: Sequence[str]) -> Choice[Any]:
         """Returns the choice for a row: see search.Chooser."""
         faults = self._compiling.faults(row, self._on_time)
         if 0 in faults:

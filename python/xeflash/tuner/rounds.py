@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from xeflash.bench.stats import quantile
 from xeflash.bench.timing import rotated
-from xeflash.tune.tuned import Choice, Trial, Value
+from xeflash.tune.tuned import Choice, Trial
 
 _Case = TypeVar("_Case")
 Sample = Callable[[int, _Case], float]  # the milliseconds of a candidate's call; raises Failed
@@ -45,8 +45,8 @@ def spread(found: Sequence[float]) -> tuple[float, float, float]:
 
 
 def choose(
-    candidates: Sequence[Value], faults: dict[int, str], cases: Sequence[_Case], sample: Sample[_Case]
-) -> Choice:
+    candidates: Sequence[Any], faults: dict[int, str], cases: Sequence[_Case], sample: Sample[_Case]
+) -> Choice[Any]:
     """Chooses by times; `faults` are of candidates that are out before, by their place, and get those that fail now.
 
     Raises Failed if it is the first one.
@@ -126,7 +126,7 @@ def _is_faster(
     return True
 
 
-def _trial(value: Value, first: Sequence[Sequence[float]], own: Sequence[Sequence[float]], note: str) -> Trial:
+def _trial(value: Any, first: Sequence[Sequence[float]], own: Sequence[Sequence[float]], note: str) -> Trial[Any]:
     if not own:
         return Trial(value, note=note)
     middle, low, high = spread(ratios(first, own))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from xeflash import tune
 from xeflash.bench.cases import Case
@@ -26,7 +26,7 @@ class OutOfTime(Exception):
 class Chooser(Protocol):
     """What chooses among the candidates of a row, by times or by counts."""
 
-    def choose(self, row: Row, texts: Sequence[str]) -> Choice:
+    def choose(self, row: Row, texts: Sequence[str]) -> Choice[Any]:
         """Returns the choice for a row, of whose candidates `texts` are the tunings.
 
         Raises rounds.Failed if the first candidate has no result, NoCompiler, and OutOfTime.
@@ -67,7 +67,7 @@ def search(
         keep(row)
 
 
-def with_choice(tuning: Tuning, row: Row, choice: Choice) -> Tuning:
+def with_choice(tuning: Tuning, row: Row, choice: Choice[Any]) -> Tuning:
     """Returns the tuning with a row's choice."""
     if row.kernels:
         return dataclasses.replace(tuning, choices={**tuning.choices, row.key: choice})
