@@ -94,6 +94,14 @@ def test_another_file_is_written_in_the_place_of_the_devices(device, capsys, tmp
     assert f"XEFLASH_TUNED={tmp_path / 'own.json'}" in capsys.readouterr().out
 
 
+def test_a_row_whose_table_has_no_result_is_a_fault(device, capsys, tmp_path):
+    device(lane0="dies", lane2=0.5)
+    assert run("--phase", "prefill", "--json", str(tmp_path / "all.json")) == 1
+    assert "flash_fwd float32 d64 rows128: the choice of the tables has no result: signal 11" in capsys.readouterr().err
+    told = json.loads((tmp_path / "all.json").read_text())
+    assert list(told["no_result"]) == ["flash_fwd float32 d64 rows128"] and told["tuning"]["choices"] == {}
+
+
 def test_a_candidate_that_dies_is_told_at_once(device, capsys):
     device(lane1="dies")
     assert run("--phase", "prefill") == 0

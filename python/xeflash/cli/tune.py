@@ -96,7 +96,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns 0, 2 if it cannot begin or keep what it finds, 130 if it was interrupted."""
+    """Runs the command; returns its exit code.
+
+    1: the tables' choice of a row has no result; 2: it cannot begin, or not keep what it finds; 130: an interrupt.
+    """
     from xeflash.selftest.pool import Refused
 
     try:
@@ -160,7 +163,7 @@ def _tune(arguments: argparse.Namespace, tuning: Tuning, rows: list[Row]) -> int
     from xeflash.tuner.workers import Unending
 
     found = Found(tuning, [row.key for row in rows])
-    keeper = _Keeper(arguments, rows)
+    keeper = _Keeper(arguments)
     jobs = usable_cpus()
     print(f"xeflash tune: {_plan(rows, tuning, jobs, arguments.minutes)}", file=sys.stderr, flush=True)
     ended = ""
@@ -182,7 +185,7 @@ def _tune(arguments: argparse.Namespace, tuning: Tuning, rows: list[Row]) -> int
         more = ended or ("no compiler" if found.no_compiler else f"--minutes {arguments.minutes}")
         print(f"xeflash tune: {len(found.left)} of {len(rows)} rows are left ({more}): {some}", file=sys.stderr)
     print(keeper.said())
-    return 130 if ended == "interrupted" else 2 if ended or keeper.why else 0
+    return 130 if ended == "interrupted" else 2 if ended or keeper.why else 1 if found.failed else 0
 
 
 def _plan(rows: list[Row], tuning: Tuning, jobs: int, minutes: int) -> str:
@@ -246,8 +249,8 @@ def _faults(row: Row, found: Found) -> str:
 class _Keeper:
     """The files of what was found, which are written anew with each row."""
 
-    def __init__(self, arguments: argparse.Namespace, rows: list[Row]) -> None:
-        self._rows, self._json, self._output, self._minutes = rows, arguments.json, arguments.output, arguments.minutes
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._json, self._output = arguments.json, arguments.output
         self._path: Path | None = None
         self.why = ""  # the first thing that could not be written
 
@@ -263,7 +266,7 @@ class _Keeper:
                 none = dataclasses.replace(tuning, choices={}, schedule={})
                 self._path = save(with_choice(none, row, choice))
             if self._json is not None:
-                told = {"complete": not found.left, "left": found.left, "failed": found.failed}
+                told = {"complete": not found.left, "left": found.left, "no_result": found.failed}
                 write_whole(self._json, json.dumps({**told, "tuning": json.loads(tuning.to_json())}, indent=1) + "\n")
         except OSError as error:
             self.why = self.why or str(error)
@@ -298,7 +301,8 @@ def _print_table(rows: list[Row], found: Found) -> None:
         note = "" if won else f"best other: {_said(told.value)}" + (f", {told.note}" if told.note else "")
         figures = [f"{x.ms:.3f}" if x and x.ms else "" for x in (first, won)]
         table.add_row(row.key, _said(first.value), figures[0], _said(choice.value), figures[1], ratio, note)
-    Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
+    if table.rows:
+        Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def _said(value: object) -> str:
