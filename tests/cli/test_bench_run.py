@@ -170,7 +170,7 @@ def test_peaks_of_memory_on_a_gpu_are_those_of_torch(monkeypatch):
         ),
         (
             ["--preset", "sd15", "--causal"],
-            "--causal must be left out with --preset sd15, where a picture sees a whole text",
+            "--causal must be left out with --preset sd15, where not all calls have as many keys as queries",
         ),
     ],
 )

@@ -105,6 +105,17 @@ def _image(dtype: str, batch: int, *layers: tuple[int, int, int], text: int | No
     return dict.fromkeys(("prefill", "backward", "train"), grids)
 
 
+def _decode(batch: int, heads: int, kv_heads: int, dim: int, keys: int = 4096) -> Grid:
+    return Grid(("bf16",), (batch,), (heads,), (kv_heads,), (dim,), (keys,))
+
+
+def _prompt(
+    batch: int, heads: int, kv_heads: tuple[int, ...], dim: int, length: int, dtype: str = "bf16",
+    causal: bool = False, keys: int | None = None,
+) -> Grid:  # fmt: skip
+    return Grid((dtype,), (batch,), (heads,), kv_heads, (dim,), (length,), causal, keys)
+
+
 _QUICK = Grid(("fp32", "bf16"), (1,), (8,), (), (64, 128), (1024, 2048))
 _FULL = Grid(DTYPES, (1,), (8,), (), (64, 128), (1024, 2048, 4096))
 PRESETS: dict[str, Mapping[str, Sequence[Grid]]] = {
@@ -125,6 +136,26 @@ PRESETS: dict[str, Mapping[str, Sequence[Grid]]] = {
     "sd15": _image("fp16", 2, (8, 40, 4096), (8, 80, 1024), (8, 160, 256), (8, 160, 64), text=77),
     "sdxl": _image("fp16", 2, (10, 64, 4096), (20, 64, 1024), text=77),
     "flux": _image("bf16", 1, (24, 128, 4608)),
+    # Calls whose times others have published, in milliseconds; those without a name are of sgl-kernel-xpu's
+    # benchmark/baseline.json at 9cf16bf, on its runner of BMG cards, of decode with pages of 128 keys.
+    "card": {
+        "decode": [
+            _decode(1, 16, 8, 128),  # 0.0944
+            _decode(8, 16, 8, 128),  # 0.365
+            _decode(16, 16, 8, 128),  # 0.6615
+            _decode(4, 32, 4, 128, 8192),  # B70, with 8 queries, K in fp8 and V in 4 bits: 3.229 (turboquant-xpu)
+            _decode(8, 16, 8, 64),  # 0.2167
+            _decode(8, 16, 8, 256),  # 0.6674
+        ],
+        "prefill": [
+            _prompt(4, 8, (), 128, 512),  # B60: 0.172 (kernels-community, pull request 671)
+            _prompt(4, 8, (), 64, 2048),  # B60: 0.415 (the same)
+            _prompt(8, 16, (8,), 128, 128, keys=4096),  # 0.7716, without pages (baseline.json, as above)
+            _prompt(4, 32, (), 64, 2048, "fp16", causal=True),  # Max 1100: 71 TFLOP/s (triton-xpu, issue 5553)
+            _prompt(1, 32, (8,), 128, 4096, causal=True),  # B60, paged, by Triton: 12.0 (vllm, pull request 47246)
+            _prompt(1, 40, (), 128, 4096),  # of 75,000 tokens, B60: 83.8 TFLOP/s, B70: 123 (auto-round, 2145)
+        ],
+    },
 }
 PRESET_ROUNDS = {"full": 21}  # of the others 9
 

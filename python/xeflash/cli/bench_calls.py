@@ -68,7 +68,9 @@ def _add_attention(commands: Any) -> None:
             "--preset",
             choices=presets,
             default="quick",
-            help="quick or full, or one of an image model" if len(phases) > 1 else None,
+            help="quick or full, one of an image model, or card: 12 calls whose times on cards others have published"
+            if len(phases) > 1
+            else None,
         )
         add_lists(
             grid,
@@ -102,7 +104,8 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
         raise ValueError(f"bench: --phase must be of {allowed} with --preset {arguments.preset}, got {min(missing)}")
     if arguments.causal and any(grid.keys for phase in phases for grid in preset[phase]):
         raise ValueError(
-            f"bench: --causal must be left out with --preset {arguments.preset}, where a picture sees a whole text"
+            f"bench: --causal must be left out with --preset {arguments.preset}, where not all "
+            "calls have as many keys as queries"
         )
     unused = {"kv_len": "decode" not in phases, "seq": phases == {"decode"}, "causal": phases == {"decode"}}
     for name, refused in unused.items():
