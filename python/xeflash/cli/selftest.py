@@ -31,14 +31,7 @@ def add_parser(commands: Any) -> None:
         "and say what the device and its software are. Exits with 0 if all are right, with 1 if not, with 2 if the "
         "device cannot be used: if no kernel can be compiled or launched.",
     )
-    simulated = tuple(f"sim:{name}" for name in xe.DEVICES)
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "xpu", *simulated),
-        metavar="NAME",
-        default="auto",
-        help=f"auto: the GPU of this machine if it has one, else its CPU; or one of cpu, xpu, {', '.join(simulated)}",
-    )
+    add_device(parser)
     parser.add_argument(
         "--json",
         metavar="FILE",
@@ -49,6 +42,18 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--no-times", action="store_true", help="only check")
     selftest_distributed.add_arguments(parser)
     parser.set_defaults(run=run)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that names a device, which may be simulated."""
+    simulated = tuple(f"sim:{name}" for name in xe.DEVICES)
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "xpu", *simulated),
+        metavar="NAME",
+        default="auto",
+        help=f"auto: the GPU of this machine if it has one, else its CPU; or one of cpu, xpu, {', '.join(simulated)}",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -69,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         pool = Pool(command(arguments.device), arguments.jobs or min(4, usable_cpus()))
     except Refused as error:
-        print(f"xeflash selftest: {_with_remedy(str(error))}", file=sys.stderr)
+        print(f"xeflash selftest: {with_remedy(str(error))}", file=sys.stderr)
         return 2
     try:
         with one_interrupt():
@@ -89,9 +94,9 @@ def _report(pool: Pool, arguments: argparse.Namespace) -> int:
     record = Record(pool.device, [*small, *large], arguments.json)
     code = 2
     try:
-        if why := _run_all(pool, record, small, large, timed):
+        if why := run_all(pool, record, small, large, timed):
             name = pool.device.get("name")
-            print(f"xeflash selftest: no kernel runs on {name}: {_with_remedy(why)}", file=sys.stderr)
+            print(f"xeflash selftest: no kernel runs on {name}: {with_remedy(why)}", file=sys.stderr)
         else:
             record.complete = True
             code = 1 if any(row["status"] != "ok" for row in record.rows.values()) else 0
@@ -109,11 +114,12 @@ def _report(pool: Pool, arguments: argparse.Namespace) -> int:
     return code
 
 
-def _with_remedy(why: str) -> str:
+def with_remedy(why: str) -> str:
+    """Returns why a device cannot be used, with what to do next."""
     return why if why.endswith(("xeflash.sim.get_ocloc", "unset XEFLASH_OCLOC")) else f"{why}; see: xeflash doctor"
 
 
-def _run_all(pool: Pool, record: Record, small: Sequence[str], large: Sequence[str], timed: bool) -> str:
+def run_all(pool: Pool, record: Record, small: Sequence[str], large: Sequence[str], timed: bool) -> str:
     """Runs all cases in several processes, then times them in one process that is alone.
 
     It tries two cases first, of kernels that have little in common, and returns why none of both runs, or "".

@@ -134,11 +134,19 @@ class Folder:
             raise
 
     @contextlib.contextmanager
-    def lock(self, name: str) -> Iterator[None]:
-        """Holds a lock, which the system releases if the process dies."""
+    def lock(self, name: str, wait: bool = True) -> Iterator[None]:
+        """Holds a lock, which the system releases if the process dies; raises BlockingIOError if it must not wait."""
         with self._open(name, os.O_RDWR | os.O_CREAT) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
+
+    def flush(self) -> None:
+        """Returns when the disk has the names of the folder's files."""
+        descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def unused(self, name: str) -> str:
         """Returns a hidden name for a file that becomes `name` when it is complete."""

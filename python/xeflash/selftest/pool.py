@@ -166,7 +166,7 @@ class Pool:
                 request = left.get_nowait()
             except queue.Empty:
                 break
-            if self._deaths >= _MOST_DEATHS:
+            if not self.usable:
                 finish(request, {"status": "not run", "note": "processes died before"})
                 continue
             try:
@@ -194,6 +194,11 @@ class Pool:
         answers: list[Answer] = []
         self.run([request], 1, lambda _, answer: answers.append(answer))
         return {} if "status" in answers[0] else answers[0]
+
+    @property
+    def usable(self) -> bool:
+        """Returns whether the device still gets cases: not if too many died there, or one that cannot be ended."""
+        return self._deaths < _MOST_DEATHS
 
     def end(self) -> None:
         """Ends all processes."""

@@ -47,18 +47,18 @@ def limits_of_device(device: Row) -> Limits | None:
 
 def _share(row: Row, limits: Limits | None) -> float | None:
     """Returns the percentage that a case reaches of its bound: memory if it has one query, else arithmetic."""
-    if limits is None or row.get("ms") is None:
+    if limits is None:
         return None
+    rate, peak = row.get("tflops"), limits.tflops_32 if "fp32" in row["name"] else limits.tflops_16
     if row["name"].startswith(("decode", "merge", "cache", "linear")):
-        return float(100 * row["gbytes_per_s"] / limits.gbytes_per_s)
-    peak = limits.tflops_32 if "fp32" in row["name"] else limits.tflops_16
-    return float(100 * row["tflops"] / peak)
+        rate, peak = row.get("gbytes_per_s"), limits.gbytes_per_s
+    return None if rate is None else float(100 * rate / peak)
 
 
-def to_json(told: Told) -> str:
-    """Returns all results in one JSON object."""
+def to_data(told: Told) -> dict[str, Any]:
+    """Returns all results as JSON has them."""
     limits = limits_of_device(told.device)
-    data = {
+    return {
         "ok": all(row["status"] == "ok" for row in told.rows),
         "complete": told.complete,
         "environment": told.environment,
@@ -68,7 +68,11 @@ def to_json(told: Told) -> str:
         "seconds": round(told.seconds, 1),
         "cases": [{**row, "percent_of_limit": _share(row, limits)} for row in told.rows],
     }
-    return json.dumps(data, indent=1, default=str) + "\n"
+
+
+def to_json(told: Told) -> str:
+    """Returns all results in one JSON object."""
+    return json.dumps(to_data(told), indent=1, default=str) + "\n"
 
 
 def print_report(told: Told, file: TextIO | None = None) -> None:
