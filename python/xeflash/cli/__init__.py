@@ -1,4 +1,4 @@
-"""The console script `xeflash`: doctor, selftest, bench, tune, compile, inspect, hub, flash-attn, comfyui.
+"""The console script `xeflash`: doctor, selftest, report, bench, tune, compile, inspect, hub, flash-attn, comfyui.
 
 Nothing heavy is imported here: `xeflash doctor` must be able to say what is wrong with an
 installation in which nothing else can be imported.
@@ -16,14 +16,14 @@ from collections.abc import Sequence
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command; each subcommand sets `run`."""
     from xeflash.bench.environ import package_version
-    from xeflash.cli import bench, comfyui, compile_command, doctor, flash_attn, hub, inspect, selftest, tune
+    from xeflash.cli import bench, comfyui, compile_command, doctor, flash_attn, hub, inspect, report, selftest, tune
 
     parser = argparse.ArgumentParser(
         prog="xeflash", description="FlashAttention for Intel GPUs and the SYCL CPU device."
     )
     parser.add_argument("--version", action="version", version=f"xeflash {package_version('xeflash') or '?'}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (doctor, selftest, bench, tune, compile_command, inspect, hub, flash_attn, comfyui):
+    for command in (doctor, selftest, report, bench, tune, compile_command, inspect, hub, flash_attn, comfyui):
         command.add_parser(commands)
     return parser
 

@@ -345,6 +345,12 @@ def check_cache(facts: Facts) -> Iterator[Check]:
         yield Check("cache", "warn", f"{detail}, not writable", "export XEFLASH_CACHE_DIR=/some/folder")
 
 
+def check_last_report(facts: Facts) -> Iterator[Check]:
+    """Names what `xeflash report` was doing when it, or the machine, was stopped."""
+    if facts.last_report:
+        yield Check("report", "warn", facts.last_report, "xeflash report tells it in its file, and begins anew")
+
+
 _RATES = {"fp32": "fp32", "pairs": "bf16 in pairs (vdpbf16ps)", "tiles": "bf16 in tiles (AMX)"}
 
 
@@ -378,7 +384,7 @@ def check_environment(facts: Facts) -> Iterator[Check]:
 def all_checks(facts: Facts) -> list[Check]:
     """Returns the findings, the decisive ones first."""
     parts = (
-        check_core, check_devices, check_tunings, check_attention, check_libsycl, check_torch_pin, check_opencl,
-        check_packages, check_gpu, check_cards, check_environment, check_tools, check_cache, check_cpu,
+        check_core, check_devices, check_tunings, check_attention, check_last_report, check_libsycl, check_torch_pin,
+        check_opencl, check_packages, check_gpu, check_cards, check_environment, check_tools, check_cache, check_cpu,
     )  # fmt: skip
     return [check for part in parts for check in part(facts)]

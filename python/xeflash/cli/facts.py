@@ -18,6 +18,7 @@ from typing import Any
 
 from xeflash.bench.environ import cpu_isa, cpu_name, package_version
 from xeflash.cli.cards import Card, find_cards, read_guc
+from xeflash.report import journal
 from xeflash.runtime import extension
 from xeflash.runtime.cache_folder import Refused, cache_folder, is_private, open_folder
 
@@ -63,6 +64,7 @@ class Facts:
     guc: Mapping[str, str] = field(default_factory=dict)  # version of the cards' GuC firmware, by platform
     cache: Cache = field(default_factory=lambda: Cache(""))
     probe: Mapping[str, Any] = field(default_factory=dict)
+    last_report: str = ""  # what a report was doing that did not end
 
 
 def _files(distribution: str, *names: str) -> list[str]:
@@ -231,4 +233,5 @@ def gather() -> Facts:
         guc=read_guc() if cards else {},
         cache=look_at_cache(cache_folder(environ)),
         probe=_probe(),
+        last_report=str(journal.left() or ""),
     )

@@ -1,0 +1,80 @@
+"""The journal of a report, after each way to end."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from xeflash.cli import checks
+from xeflash.cli.facts import Facts
+from xeflash.report import journal
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XEFLASH_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+# Two cases begin, one ends; then it is killed.
+KILLED = """
+import os, signal
+from xeflash.report import journal
+with journal.kept("xpu") as (kept, _):
+    kept.begin("a", ["flash_fwd-d64"])
+    other = journal.Journal(kept.path)  # as another process has it
+    other.begin("b")
+    other.begin("b", ["flash_decode-d128", "combine"])
+    kept.end("a")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_report_that_ends_leaves_nothing_and_one_at_a_time_runs(folder):
+    assert journal.left() is None and not folder.exists()  # doctor makes no folder
+    with journal.kept("cpu") as (kept, last):
+        kept.begin("a", ["kernel"])
+        assert last is None and kept.kernels("a") == ["kernel"] and kept.kernels("b") == []
+        assert journal.left() is None  # it runs
+        with pytest.raises(BlockingIOError), journal.kept("cpu"):
+            pass
+    assert journal.left() is None and not [*folder.glob("*.journal")]
+
+
+def test_what_was_under_way_is_named_once_by_doctor_until_the_next_report_tells_it(folder):
+    subprocess.run([sys.executable, "-c", KILLED])
+    left = journal.left()
+    said = "with --device xpu, ended during b: kernels flash_decode-d128, combine"
+    assert left and str(left).startswith("the last report, of 20") and str(left).endswith(said)
+    (check,) = checks.check_last_report(Facts(last_report=str(left)))
+    assert (check.status, check.detail) == ("warn", str(left))
+    with journal.kept("cpu") as (_, last):
+        assert last == left
+    assert journal.left() is None
+
+
+@pytest.mark.parametrize("torn", ['{"case": "b", "ker', "12", "[1]", "\x00" * 50, ""])
+def test_a_line_that_is_torn_hides_no_other(folder, torn):
+    subprocess.run([sys.executable, "-c", KILLED])
+    with (folder / "report.journal").open("a") as file:
+        file.write(torn)
+    assert journal.left().cases == {"b": ["flash_decode-d128", "combine"]}
+
+
+def test_a_journal_that_others_could_have_written_is_not_read(folder):
+    subprocess.run([sys.executable, "-c", KILLED])
+    (folder / "report.journal").chmod(0o666)
+    assert journal.left() is None
+
+
+def test_what_is_noted_is_on_the_disk(folder, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    with journal.kept("cpu") as (kept, _):
+        before = len(flushed)
+        kept.begin("a")
+        assert len(flushed) == before + 1
+        lines = (folder / "report.journal").read_text().splitlines()
+        assert json.loads(lines[-1]) == {"case": "a", "kernels": []}
