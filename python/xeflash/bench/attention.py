@@ -25,6 +25,7 @@ METHOD = [
     "memory, which is not timed",
     checking.METHOD,
 ]
+TILES_FROM = "tiles from"
 _EAGER_BYTES = 16  # for each score of a training step with eager attention: 12.6 of long sequences, in fp32
 
 
@@ -34,12 +35,16 @@ class Row(Compared, Case):
 
     `threads` are those of the kernel that scores, `percent_of_device` what they are of the threads that the device
     holds; `partial_bytes` is what splits of the keys leave to be merged. Rows of gradients do not have them.
+    `tiles_from` are the levels that chose the tiles of its kernels, as tune.level_of names them. `untuned_median_ms`
+    is the time with the tables' choices, which the ratios then compare with.
     """
 
     threads: int | None = None
     percent_of_device: float | None = None
     splits: int | None = None
     partial_bytes: int | None = None
+    tiles_from: str | None = None
+    untuned_median_ms: float | None = None
 
     @property
     def section(self) -> str:
@@ -68,6 +73,7 @@ LAYOUT = comparison(
         "KV": _if_decode(lambda r: str(r.seq_k)),
     },
     {
+        "untuned ms": lambda r: number(r.untuned_median_ms),
         "GFLOP/s": _unless_decode(lambda r: number(r.gflops)),
         "GB/s of KV": _if_decode(lambda r: number(r.gbytes_per_s)),
     },
@@ -76,12 +82,14 @@ LAYOUT = comparison(
         "of device": lambda r: device_share(r.percent_of_device),
         "splits": lambda r: whole(r.splits),
         "partial": lambda r: size(r.partial_bytes),
+        TILES_FROM: lambda r: r.tiles_from or NONE,
     },
     {
         "threads": "of the launch that scores",
         "of device": "of the threads that it holds (a CPU: 4 work-items a core)",
         "splits": "of the keys",
         "partial": "memory of their results",
+        TILES_FROM: "the file of `xeflash tune`, the package's file of this device or of its architecture, or a table",
     },
 )
 
@@ -90,7 +98,7 @@ def _problem(case: Case, options: Options) -> Problem:
     inputs = forms.make_inputs(case, options.device, options.seed)
     ours = forms.timed_form(case, inputs, forms.our_form(case, inputs))
     torchs = {name: forms.timed_form(case, inputs, form) for name, form in forms.torch_forms(case, inputs).items()}
-    plain = next(iter(torchs.values()))
+    plain, shared = next(iter(torchs.values())), shares.shares_here(case, options.device)
     return Problem(
         calls={OURS: ours, **(torchs if options.compare_torch else {})},
         check=lambda: checking.check(case, inputs, ours, plain),
@@ -98,7 +106,7 @@ def _problem(case: Case, options: Options) -> Problem:
         bytes_read=case.kv_bytes,
         memory=case.phase == "train",
         eager=_eager(case, inputs, options),
-        fields={} if case.gradients else shares.fields_of(shares.shares_here(case, options.device)),
+        fields={"tiles_from": shares.levels_of(shared), **({} if case.gradients else shares.fields_of(shared))},
     )
 
 

@@ -17,7 +17,7 @@ from xeflash.bench.limits import Peaks, instruction
 from xeflash.bench.plot import Picture
 from xeflash.bench.rows import OURS, Result, Work, compared
 from xeflash.bench.tables import Layout
-from xeflash.bench.timing import first_call, interleave
+from xeflash.bench.timing import Gate, first_call, interleave
 
 _T = TypeVar("_T")
 Call = Callable[[], Any]
@@ -41,6 +41,7 @@ class Options:
     seed: int = 0
     compare_torch: bool = True
     compiled: bool = False  # torch.compile of the plain form, too
+    gate: Gate = iter  # see timing.interleave
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def timed(row: Any, problem: Problem, options: Options) -> Result:
             del calls[name]
             row = dataclasses.replace(row, note=f"{problem.optional[name]}: {type(error).__name__}")
     often = {name: _repeated(call, problem.repeats) for name, call in calls.items()}
-    samples = interleave(often, options.rounds, synchronize)
+    samples = interleave(often, options.rounds, synchronize, options.gate)
     return Result(row, {name: tuple(1e3 * seconds for seconds in series) for name, series in samples.items()})
 
 

@@ -10,7 +10,8 @@ from xeflash.bench.cases import Case
 from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION
 from xeflash.jit.calls import Shares, shares_of
 from xeflash.runtime.interop import Placeholder
-from xeflash.tune.desc import DTYPE_NAMES
+from xeflash.tune.desc import DTYPE_NAMES, Desc
+from xeflash.tune.table import level_of
 
 
 def call_of(case: Case, make: Callable[[tuple[int, ...], str], Any] = Placeholder) -> Callable[[], object]:
@@ -40,6 +41,11 @@ def shares_here(case: Case, device: str, units: int | None = None) -> Shares:
             units = units or facts["compute_units"]
             return shares_of(call_of(case), facts["arch"], units, facts["name"], facts["driver"])
     raise RuntimeError(f"{device} must be a device of this machine that has kernels; see: xeflash doctor")
+
+
+def levels_of(shares: Shares) -> str:
+    """Returns the levels that chose the tiles of a call's kernels."""
+    return ", ".join(dict.fromkeys(level_of(desc).name for desc in shares.kernels if isinstance(desc, Desc)))
 
 
 def fields_of(shares: Shares) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 Call = Callable[[], object]
+Gate = Callable[[Iterator[str]], Iterator[str]]
 _Name = TypeVar("_Name")
 
 _MIN_SAMPLE_SECONDS = 2e-3  # a sample repeats short calls until it is at least this long
@@ -86,18 +87,22 @@ def rotated(names: Sequence[_Name], turn: int) -> list[_Name]:
 
 
 def interleave(
-    calls: Mapping[str, Call], rounds: int, synchronize: Callable[[], None] = lambda: None
+    calls: Mapping[str, Call],
+    rounds: int,
+    synchronize: Callable[[], None] = lambda: None,
+    gate: Gate = iter,
 ) -> dict[str, list[float]]:
     """Returns `rounds` samples (seconds per call) of each call, taken in turns.
 
-    Each call must have run at least once before: what it compiles or allocates first is not measured.
+    Each call must have run at least once before: what it compiles or allocates first is not measured. `gate` may hold
+    each sample back, until another process has taken its own.
     """
     estimate = {}
     for name, call in calls.items():
         settle()
         estimate[name] = min(_seconds(call, 1, synchronize) for _ in range(2))
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for name in in_turns(list(calls), rounds):
+    for name in gate(in_turns(list(calls), rounds)):
         repeats = math.ceil(_MIN_SAMPLE_SECONDS / max(estimate[name], 1e-9))
         settle()
         if estimate[name] < _LONG_CALL_SECONDS:

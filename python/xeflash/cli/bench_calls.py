@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _COMPARE = ("torch", "none")
+_BOTH = "off,on"
 
 
 def add_parsers(commands: Any) -> None:
@@ -91,9 +93,14 @@ def _add_attention(commands: Any) -> None:
             parser.set_defaults(phase=phases, seq=None, causal=None)
         add_measuring(
             parser, None, compare=_COMPARE, text="times that each call is sampled; default: 9, or 21 of the preset full"
+        ).add_argument(
+            "--tuned",
+            choices=("off", "on", _BOTH),
+            help="sizes by the tables alone, by a tuning, or each beside the other in the place of torch, in processes "
+            "that take turns; default: as XEFLASH_TUNED says",
         )
         add_output(parser)
-        parser.set_defaults(run=functools.partial(guarded, measure=_attention))
+        parser.set_defaults(run=functools.partial(guarded, measure=_attention), compare=None)
 
 
 def _refuse_unused(arguments: argparse.Namespace) -> None:
@@ -144,10 +151,20 @@ def cases_of(arguments: argparse.Namespace) -> list[Case]:
 
 
 def _attention(arguments: argparse.Namespace) -> int:
+    rounds, cases = _chosen(arguments.rounds, grids.PRESET_ROUNDS.get(arguments.preset, 9)), cases_of(arguments)
+    if arguments.tuned == _BOTH:
+        if arguments.compare == "torch":
+            raise ValueError(f"bench: --compare must be none with --tuned {_BOTH}, got torch")
+        from xeflash.cli.bench_tuned import benchmark
+
+        return _measure(arguments, benchmark(), cases, rounds)
+    if arguments.tuned == "off":
+        os.environ["XEFLASH_TUNED"] = "off"
+    elif arguments.tuned == "on" and os.environ.get("XEFLASH_TUNED") == "off":
+        del os.environ["XEFLASH_TUNED"]
     from xeflash.bench.attention import BENCHMARK
 
-    rounds = _chosen(arguments.rounds, grids.PRESET_ROUNDS.get(arguments.preset, 9))
-    return _measure(arguments, BENCHMARK, cases_of(arguments), rounds, compare_torch=arguments.compare == "torch")
+    return _measure(arguments, BENCHMARK, cases, rounds, compare_torch=arguments.compare != "none")
 
 
 def _add_linear(commands: Any) -> None:
