@@ -5,7 +5,9 @@ import random
 
 import pytest
 from planted import TUNING
+from xeflash import tune
 from xeflash.jit.headers import NoCompiler
+from xeflash.tune import table
 from xeflash.tune.table import candidates
 from xeflash.tune.tuned import Choice, DeviceKey, Tuning, key_of
 from xeflash.tuner import cases, counts, search
@@ -30,10 +32,11 @@ class Planted:
     """A chooser that does with each row what a list says: a place in the candidates, or an error."""
 
     def __init__(self, *what):
-        self.what, self.texts = iter(what), []
+        self.what, self.texts, self.rows = iter(what), [], []
 
     def choose(self, row, texts):
         self.texts.append(texts)
+        self.rows.append(row)
         place = next(self.what)
         if isinstance(place, Exception):
             raise place
@@ -128,7 +131,8 @@ def test_without_a_compiler_the_schedule_is_tuned(planted):
     tuning = Tuning(DeviceKey("bmg", "", 160, 12), "", "", "0", "abc")
     rows = search.ordered(kernels, schedule)
     assert [row.cases[0].head_dim for row in rows].index(64) > rows.index(schedule[-1])
-    found, kept = run(rows, Planted(NoCompiler("no headers"), *[1] * len(schedule)), tuning)
+    found, kept = run(rows, chooser := Planted(NoCompiler("no headers"), *[1] * len(schedule)), tuning)
+    assert chooser.rows[1] == search.changing(schedule[0], tuning) != schedule[0]
     assert found.no_compiler == "no headers" and set(found.left) == {row.key for row in kernels}
     assert set(kept) == {row.key for row in schedule} and found.tuning.choices == {}
     values = {row.key: row.candidates for row in schedule}
@@ -152,6 +156,7 @@ def test_values_of_the_schedule_that_change_nothing_are_not_tried():
     assert any(len(search.changing(row, tuning).candidates) > 1 for row in schedule)
     idle = search.changing(search.Row("merge_keys", (32, 33), schedule[0].cases[:1]), tuning)
     assert idle.candidates == (32,) and idle.cases == ()
+    assert tune.schedule is table.schedule
 
 
 def test_numbers_of_the_schedule_have_what_was_chosen_before(planted):
