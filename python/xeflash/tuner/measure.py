@@ -89,7 +89,7 @@ class Measured:
         self._lanes.use(dict(enumerate(texts)))
         self._check(row, faults)
         self._on_time()
-        return rounds.choose(row.candidates, faults, row.cases, self._sample)
+        return rounds.choose(row.candidates, faults, row.cases, self._sample, self._lanes.renew)
 
     def _check(self, row: Row, faults: dict[int, str]) -> None:
         """Runs candidates, several at a time, then checks one after the other; adds why they are out."""

@@ -1,8 +1,8 @@
 """Candidates that are timed in rounds, in which they take turns, and what is faster by more than noise.
 
-All candidates run some rounds; one that is slower than another in each of them is stopped. The best of the others then
-runs against the first candidate in new rounds, which alone decide: 10 to 90 % of their ratios have to be above 1. So
-whoever had luck in the first rounds needs it again.
+All candidates run some rounds; one that is slower than another in each of them is stopped. The best of the others has
+to be faster beyond the noise: 10 to 90 % of its ratios lie above 1. So it has to be once more, in rounds of processes
+that are new several times: memory that a process happens to get makes a kernel faster, or slower, by some percent.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Times = dict[int, list[list[float]]]  # of each case, by candidate and round
 
 ROUNDS = 9
 FEWEST = 4  # rounds before a candidate is stopped
-DECIDING = 15
-_PROMISING = 1.01  # median ratio of the first rounds, below which no others follow
+PROCESSES = 5  # new ones, in which the best has to be faster again
+DECIDING = 3  # rounds in each of them
 
 
 class Failed(RuntimeError):
@@ -45,23 +45,36 @@ def spread(found: Sequence[float]) -> tuple[float, float, float]:
 
 
 def choose(
-    candidates: Sequence[Any], faults: dict[int, str], cases: Sequence[_Case], sample: Sample[_Case]
+    candidates: Sequence[Any],
+    faults: dict[int, str],
+    cases: Sequence[_Case],
+    sample: Sample[_Case],
+    renew: Callable[[], None],
 ) -> Choice[Any]:
     """Chooses by times; `faults` are of candidates that are out before, by their place, and get those that fail now.
 
-    Raises Failed if it is the first one.
+    `renew` gives the candidates new processes. Raises Failed if the first candidate does.
     """
     running = [number for number in range(len(candidates)) if number not in faults]
     times = _race(running, cases, sample, ROUNDS, faults, stops=True)
-    medians = {x: spread(ratios(times[0], times[x]))[0] for x in times if x and x not in faults}
-    best = max(medians, key=lambda x: medians[x], default=0)
     found = {number: (times[0], own) for number, own in times.items()}
+    medians = {x: spread(ratios(*found[x]))[0] for x in times if x and x not in faults}
+    best = max(medians, key=lambda x: medians[x], default=0)
     winner = 0
-    if best and medians[best] >= _PROMISING:
-        again = _race([0, best], cases, sample, DECIDING, faults, stops=False)
-        if best not in faults:
+    if best and not (why := _not_faster(*found[best], cases)):
+        again: Times = {}
+        for _ in range(PROCESSES):
+            renew()
+            for number, own in _race([0, best], cases, sample, DECIDING, faults, stops=False).items():
+                again.setdefault(number, []).extend(own)
+            if best in faults:
+                break
+        else:
             found[best] = again[0], again[best]
-            winner = best if _is_faster(*found[best], cases, best, faults) else 0
+            why = _not_faster(*found[best], cases)
+            winner = 0 if why else best
+    if best and best not in faults and why:
+        faults[best] = why
     trials = [
         _trial(value, *found.get(number, ([], [])), faults.get(number, "")) for number, value in enumerate(candidates)
     ]
@@ -107,23 +120,14 @@ def _not_beaten(alive: list[int], times: Times, faults: dict[int, str]) -> list[
     return kept
 
 
-def _is_faster(
-    first: Sequence[Sequence[float]],
-    other: Sequence[Sequence[float]],
-    cases: Sequence[_Case],
-    number: int,
-    faults: dict[int, str],
-) -> bool:
-    """Returns whether a candidate is faster beyond the noise, and in no case slower beyond it."""
+def _not_faster(first: Sequence[Sequence[float]], other: Sequence[Sequence[float]], cases: Sequence[_Case]) -> str:
+    """Returns why a candidate is not faster beyond the noise, which is that of all cases, or "" if it is."""
     if spread(ratios(first, other))[1] <= 1:
-        faults[number] = "not faster beyond the noise"
-        return False
+        return "not faster beyond the noise"
     for place, case in enumerate(cases):
-        high = spread([one[place] / two[place] for one, two in zip(first, other, strict=True)])[2]
-        if high < 1:
-            faults[number] = f"slower in {getattr(case, 'label', case)}"
-            return False
-    return True
+        if spread([one[place] / two[place] for one, two in zip(first, other, strict=True)])[2] < 1:
+            return f"slower in {getattr(case, 'label', case)}"
+    return ""
 
 
 def _trial(value: Any, first: Sequence[Sequence[float]], own: Sequence[Sequence[float]], note: str) -> Trial[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
@@ -60,6 +59,11 @@ class Lanes:
                 self._end(lane)
         self._texts |= texts
 
+    def renew(self) -> None:
+        """Ends all processes: those that are asked next are new."""
+        for lane in list(self._workers):
+            self._end(lane)
+
     def ask(self, lane: int, request: Answer) -> Answer:
         """Sends a request to the process of a lane; one that dies, or is late, is an answer, too."""
         try:
@@ -90,6 +94,4 @@ class Lanes:
         """Ends all processes."""
         with self._guard:
             self._ended = True
-        for lane in list(self._workers):
-            with contextlib.suppress(OSError):
-                self._end(lane)
+        self.renew()
