@@ -24,7 +24,7 @@ class OutOfTime(Exception):
 
 
 class Chooser(Protocol):
-    """What chooses among the candidates of a row, by times or by counts."""
+    """A way to choose among the candidates of a row: by times or by counts."""
 
     def choose(self, row: Row, texts: Sequence[str]) -> Choice[Any]:
         """Returns the choice for a row, of whose candidates `texts` are the tunings.
@@ -35,7 +35,7 @@ class Chooser(Protocol):
 
 @dataclass
 class Found:
-    """What a search has found, also if it was interrupted; `left` are the keys that had no turn."""
+    """The results of a search, also of one that was interrupted; `left` are the keys that had no turn."""
 
     tuning: Tuning
     left: list[str]
@@ -46,7 +46,7 @@ class Found:
 def search(
     rows: Sequence[Row], chooser: Chooser, found: Found, keep: Callable[[Row], None], begin: Callable[[Row], None]
 ) -> None:
-    """Fills in what it finds, row by row; `keep` is told each row that is done."""
+    """Fills in what is found, row by row; `keep` is told each row that is done."""
     for row in rows:
         begin(row)
         try:

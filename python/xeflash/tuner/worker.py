@@ -34,7 +34,7 @@ class Numbers:
     """Random numbers on a device, which all cases take their inputs from, as several processes share its memory."""
 
     def __init__(self, device: str) -> None:
-        """Has none yet."""
+        """Keeps the device."""
         self._device = device
         self._kept: dict[Any, Any] = {}
 
