@@ -1,7 +1,7 @@
 """A process that answers as a worker of the tuner: answering.py TUNING TIMES, without a device.
 
-TIMES are, by the number of the lane, the milliseconds of a call, or "wrong", "dies", "hangs" or "late": in what it does
-first, and "late" in its second time.
+TIMES are, by the number of the lane, the milliseconds of a call, or "wrong", "large", "dies", "hangs" or "late": in what it
+does first, and "late" in its second time.
 """
 
 import json
@@ -23,7 +23,9 @@ for line in sys.stdin:
         os.kill(os.getpid(), signal.SIGSEGV)
     if what == "hangs" or (what == "late" and times > 1):
         time.sleep(100)
-    if what == "wrong":
+    if what == "large":
+        answer = {"status": "no memory", "note": "MemoryError: needs about 5 GB"}
+    elif what == "wrong":
         answer = {"status": "wrong", "note": "wrong result"}
     elif request["do"] == "check":
         answer = {"status": "ok", "bits": what if isinstance(what, str) and what.startswith("bits") else ""}

@@ -51,6 +51,11 @@ def test_a_candidate_that_is_wrong_dies_or_hangs_is_named(choose, row, what, not
         choose(lane0=what)
 
 
+def test_a_case_that_has_no_room_is_no_fault_of_a_candidate(choose):
+    with pytest.raises(Failed, match="MemoryError: needs about 5 GB"):
+        choose(lane1="large")
+
+
 def test_a_candidate_that_hangs_while_it_is_timed_is_named(choose, row):
     choice = choose(lane1="late", lane2=0.5)
     assert choice.value == row.candidates[2] and "no answer within" in notes(choice)[1]
@@ -106,7 +111,7 @@ def test_the_worker_checks_and_times_calls():
     )
     assert trained == served(request("check", phase="backward"))[1]
     assert len(trained["bits"]) == 64 and trained["bits"] != other["bits"]
-    assert none["status"] == "error" and "MemoryError: needs about" in none["note"]
+    assert none["status"] == "no memory" and "MemoryError: needs about" in none["note"]
 
 
 def test_the_worker_sees_a_wrong_result(monkeypatch):

@@ -106,6 +106,11 @@ def kept_native(kernel: KernelSource, desc: AnyDesc, build: Callable[[], cache.B
     return _kept(cache_key(kernel, desc), kernel, _native_inputs(kernel, desc), build, again)
 
 
+def has_native(kernel: KernelSource, desc: AnyDesc) -> bool:
+    """Returns whether the disk cache has the native code of a kernel for a device."""
+    return cache.read(cache_key(kernel, desc), _native_inputs(kernel, desc)) is not None
+
+
 def kept_device_code(kernel: KernelSource, build: Callable[[], cache.Built]) -> bytes:
     """Returns the SPIR-V that the disk cache has for a kernel; else builds and keeps it."""
     return _kept(device_code_key(kernel), kernel, _inputs(kernel), build, again=False)

@@ -13,6 +13,7 @@ from xeflash.jit.headers import NoCompiler
 from xeflash.jit.kernel import KernelSource, render
 from xeflash.jit.offline import Compilers
 from xeflash.selftest.pool import Answer
+from xeflash.tune.desc import Desc
 from xeflash.tune.table import pick
 from xeflash.tune.tuned import Choice, Tuning
 from xeflash.tuner import rounds
@@ -26,18 +27,18 @@ class Compiling:
     def __init__(self, jobs: int) -> None:
         """Starts no compiler yet."""
         self._compilers, self._pool = Compilers(), ThreadPoolExecutor(jobs)
-        self._made: dict[KernelSource, Future[bytes]] = {}
+        self._made: dict[KernelSource, Future[None]] = {}
 
     def begin(self, row: Row) -> None:
         """Starts with a row's kernels."""
         for sources in sources_of(row):
-            for kernel in sources:
+            for kernel, desc in zip(sources, row.kernels, strict=False):
                 if kernel not in self._made:
-                    self._made[kernel] = self._pool.submit(self._device_code, kernel)
+                    self._made[kernel] = self._pool.submit(self._make, kernel, desc)
 
-    def _device_code(self, kernel: KernelSource) -> bytes:
-        code = provide.device_code(kernel)
-        return code or provide.kept_device_code(kernel, lambda: self._compilers.compile(kernel))
+    def _make(self, kernel: KernelSource, desc: Desc) -> None:
+        if is_to_be_compiled(kernel, desc):
+            provide.kept_device_code(kernel, lambda: self._compilers.compile(kernel))
 
     def faults(self, row: Row, on_time: Callable[[], None]) -> dict[int, str]:
         """Returns why candidates have no kernel; raises NoCompiler, and what `on_time` does while it waits."""
@@ -68,10 +69,15 @@ def sources_of(row: Row) -> list[list[KernelSource]]:
     return [[render(desc, pick(desc, blocks)) for desc in row.kernels] for blocks in row.candidates]
 
 
+def is_to_be_compiled(kernel: KernelSource, desc: Desc) -> bool:
+    """Returns whether a kernel is neither in the package nor in the cache."""
+    return not provide.has_native(kernel, desc) and provide.device_code(kernel) is None
+
+
 def uncompiled(rows: Sequence[Row]) -> int:
     """Returns how many kernels of these rows are to be compiled."""
-    kernels = {kernel for row in rows for sources in sources_of(row) for kernel in sources}
-    return sum(provide.device_code(kernel) is None for kernel in kernels)
+    kernels = {x: desc for row in rows for some in sources_of(row) for x, desc in zip(some, row.kernels, strict=False)}
+    return sum(is_to_be_compiled(kernel, desc) for kernel, desc in kernels.items())
 
 
 class Measured:
@@ -120,6 +126,8 @@ class Measured:
         answers = []
         for case in row.cases:
             answers.append(self._lanes.ask(number, _request(do, case)))
+            if answers[-1]["status"] == "no memory":  # which is no candidate's fault
+                raise rounds.Failed(str(answers[-1]["note"]))
             if answers[-1]["status"] != "ok":
                 break
         return answers

@@ -70,7 +70,7 @@ class Prepared:
         copies = 1
         if case.seq_q < case.seq_k and not case.gradients:
             cache = 2 * (last_level_cache() or 64 << 20) if device == "cpu" else _GPU_BYTES
-            copies = max(2, math.ceil(cache / case.kv_bytes))
+            copies = math.ceil(cache / case.kv_bytes)
         if why := too_large(case.memory_bytes + copies * case.kv_bytes, available_memory(device)):
             raise MemoryError(why)
         self._inputs = numbers.inputs(case, copies)
@@ -130,7 +130,9 @@ def _answer(request: dict[str, Any], prepare: Callable[[Case], Prepared]) -> dic
             return prepared.run()
         return prepared.check() if request["do"] == "check" else {"status": "ok", "ms": prepared.sample()}
     except Exception as error:
-        return {"status": "error", "note": f"{type(error).__name__}: {error}".splitlines()[0]}
+        kind = type(error).__name__
+        status = "no memory" if kind in ("MemoryError", "OutOfMemoryError") else "error"
+        return {"status": status, "note": f"{kind}: {error}".splitlines()[0]}
 
 
 def serve(device: str, requests: TextIO, answers: TextIO) -> None:
