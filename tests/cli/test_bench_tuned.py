@@ -11,11 +11,11 @@ from xeflash.bench.attention import LAYOUT
 from xeflash.bench.cases import Case
 from xeflash.bench.rows import Result
 from xeflash.bench.runner import Options
-from xeflash.bench.shares import shares_here
+from xeflash.bench.shares import levels_of, shares_here
 from xeflash.cli import bench_calls, bench_tuned, main
 from xeflash.selftest.pool import Died
 from xeflash.tune import tuned
-from xeflash.tune.table import candidates, level_of
+from xeflash.tune.table import candidates, schedule_candidates
 
 CASE = Case("decode", "fp32", 1, 4, 4, 64, 1, 127, causal=False)
 WORDS = ["bench", "attention", "--device", "cpu", "--heads", "4", "--head-dim", "64", "--kv-len", "127", "--no-peak"]
@@ -103,15 +103,18 @@ def test_a_process_is_told_where_its_choices_come_from(monkeypatch, told):
 
 @pytest.fixture
 def own_tuning(monkeypatch, tmp_path):
-    """A file that has the table's choice for the kernels of the case."""
-    kernels = shares_here(CASE, "cpu").kernels
+    """A file that has the tables' choices for the case; the levels that rows have then."""
+    desc, *_ = kernels = shares_here(CASE, "cpu").kernels
     choices = {tuned.key_of(desc): tuned.Choice(candidates(desc)[0]) for desc in kernels}
-    tuning = tuned.new_tuning(kernels[0].arch, kernels[0].device, kernels[0].driver)
+    schedule = {name: tuned.Choice(values[0]) for name, values in schedule_candidates(desc.arch).items()}
+    tuning = tuned.new_tuning(desc.arch, desc.device, desc.driver)
     file = tmp_path / "tuning.json"
-    file.write_text(dataclasses.replace(tuning, choices=choices).to_json())
+    file.write_text(dataclasses.replace(tuning, choices=choices, schedule=schedule).to_json())
     monkeypatch.setenv("XEFLASH_TUNED", str(file))
     tuned.forget()
-    yield ", ".join({level_of(desc).name for desc in kernels})
+    levels = levels_of(shares_here(CASE, "cpu"))
+    assert levels.endswith("; schedule: file")
+    yield levels
     tuned.forget()
 
 

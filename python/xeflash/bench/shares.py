@@ -11,7 +11,7 @@ from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION
 from xeflash.jit.calls import Shares, shares_of
 from xeflash.runtime.interop import Placeholder
 from xeflash.tune.desc import DTYPE_NAMES, Desc
-from xeflash.tune.table import level_of
+from xeflash.tune.table import level_of, level_of_schedule
 
 
 def call_of(case: Case, make: Callable[[tuple[int, ...], str], Any] = Placeholder) -> Callable[[], object]:
@@ -44,8 +44,11 @@ def shares_here(case: Case, device: str, units: int | None = None) -> Shares:
 
 
 def levels_of(shares: Shares) -> str:
-    """Returns the levels that chose the tiles of a call's kernels."""
-    return ", ".join(dict.fromkeys(level_of(desc).name for desc in shares.kernels if isinstance(desc, Desc)))
+    """Returns the levels that chose the tiles of a call's kernels, and the one that chose its schedule if it did."""
+    tiles = ", ".join(dict.fromkeys(level_of(desc).name for desc in shares.kernels if isinstance(desc, Desc)))
+    desc = shares.kernels[0]
+    schedule = level_of_schedule(desc.arch, desc.device, desc.driver).name
+    return tiles if schedule == "table" else f"{tiles}; schedule: {schedule}"
 
 
 def fields_of(shares: Shares) -> dict[str, Any]:
