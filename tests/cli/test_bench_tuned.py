@@ -118,6 +118,13 @@ def own_tuning(monkeypatch, tmp_path):
     tuned.forget()
 
 
+def test_a_worker_ends_with_who_started_it():
+    request = io.StringIO(json.dumps(dataclasses.asdict(CASE)) + "\n\n")
+    with pytest.raises(SystemExit):
+        worker.serve({"device": "cpu", "rounds": 3, "compare_torch": False}, request, answers := io.StringIO())
+    assert answers.getvalue().count("\n") == 3  # ready, and before two turns
+
+
 def test_both_are_measured_in_processes(own_tuning, capsys):
     assert main([*WORDS, "--tuned", "off,on", "--rounds", "2", "--format", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]

@@ -28,7 +28,8 @@ def serve(options: dict[str, Any], requests: TextIO, answers: TextIO) -> None:
     def gate(samples: Iterator[str]) -> Iterator[str]:
         for name in samples:
             say({})
-            requests.readline()
+            if not requests.readline():
+                sys.exit("the process that measures has ended")
             yield name
 
     say({})
