@@ -6,8 +6,8 @@ import json
 import os
 
 import pytest
-from xeflash.bench import worker
-from xeflash.bench.attention import LAYOUT
+from xeflash.bench import shares, worker
+from xeflash.bench.attention import BENCHMARK, LAYOUT
 from xeflash.bench.cases import Case
 from xeflash.bench.rows import Result
 from xeflash.bench.runner import Options
@@ -16,6 +16,7 @@ from xeflash.cli import bench_calls, bench_tuned, main
 from xeflash.selftest.pool import Died
 from xeflash.tune import tuned
 from xeflash.tune.table import candidates, schedule_candidates
+from xeflash.tune.tuned import Level
 
 CASE = Case("decode", "fp32", 1, 4, 4, 64, 1, 127, causal=False)
 WORDS = ["bench", "attention", "--device", "cpu", "--heads", "4", "--head-dim", "64", "--kv-len", "127", "--no-peak"]
@@ -112,7 +113,7 @@ def own_tuning(monkeypatch, tmp_path):
     file.write_text(dataclasses.replace(tuning, choices=choices, schedule=schedule).to_json())
     monkeypatch.setenv("XEFLASH_TUNED", str(file))
     tuned.forget()
-    levels = levels_of(shares_here(CASE, "cpu"))
+    levels = levels_of(kernels)
     assert levels.endswith("; schedule: file")
     yield levels
     tuned.forget()
@@ -157,3 +158,11 @@ def test_tables_say_what_is_compared():
     assert "of the untuned time / ours" in bench_tuned.benchmark().layout.legend(tables)[0]
     assert "tiles from" not in LAYOUT.shown(rows, wide=False)[0].columns
     assert "tiles from" in LAYOUT.shown(rows, wide=True)[0].columns
+
+
+def test_a_training_step_names_the_levels_of_both_passes(monkeypatch):
+    levels = {"flash_fwd": Level("file")}
+    monkeypatch.setattr(shares, "level_of", lambda desc: levels.get(desc.algorithm, Level("table")))
+    case = dataclasses.replace(CASE, phase="train", seq_q=23, seq_k=23)
+    row = BENCHMARK.run_case(case, Options(rounds=1, compare_torch=False)).row
+    assert sorted(row.tiles_from.partition(";")[0].split(", ")) == ["file", "table"]

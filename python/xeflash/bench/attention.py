@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -99,6 +100,9 @@ def _problem(case: Case, options: Options) -> Problem:
     ours = forms.timed_form(case, inputs, forms.our_form(case, inputs))
     torchs = {name: forms.timed_form(case, inputs, form) for name, form in forms.torch_forms(case, inputs).items()}
     plain, shared = next(iter(torchs.values())), shares.shares_here(case, options.device)
+    kernels = shared.kernels
+    if case.phase == "train":
+        kernels += shares.shares_here(dataclasses.replace(case, phase="prefill"), options.device).kernels
     return Problem(
         calls={OURS: ours, **(torchs if options.compare_torch else {})},
         check=lambda: checking.check(case, inputs, ours, plain),
@@ -106,7 +110,7 @@ def _problem(case: Case, options: Options) -> Problem:
         bytes_read=case.kv_bytes,
         memory=case.phase == "train",
         eager=_eager(case, inputs, options),
-        fields={"tiles_from": shares.levels_of(shared), **({} if case.gradients else shares.fields_of(shared))},
+        fields={"tiles_from": shares.levels_of(kernels), **({} if case.gradients else shares.fields_of(shared))},
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from xeflash import _core
@@ -10,7 +10,7 @@ from xeflash.bench.cases import Case
 from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION
 from xeflash.jit.calls import Shares, shares_of
 from xeflash.runtime.interop import Placeholder
-from xeflash.tune.desc import DTYPE_NAMES, Desc
+from xeflash.tune.desc import DTYPE_NAMES, AnyDesc, Desc
 from xeflash.tune.table import level_of, level_of_schedule
 
 
@@ -43,10 +43,10 @@ def shares_here(case: Case, device: str, units: int | None = None) -> Shares:
     raise RuntimeError(f"{device} must be a device of this machine that has kernels; see: xeflash doctor")
 
 
-def levels_of(shares: Shares) -> str:
+def levels_of(kernels: Sequence[AnyDesc]) -> str:
     """Returns the levels that chose the tiles of a call's kernels, and the one that chose its schedule if it did."""
-    tiles = ", ".join(dict.fromkeys(level_of(desc).name for desc in shares.kernels if isinstance(desc, Desc)))
-    desc = shares.kernels[0]
+    tiles = ", ".join(dict.fromkeys(level_of(desc).name for desc in kernels if isinstance(desc, Desc)))
+    desc = kernels[0]
     schedule = level_of_schedule(desc.arch, desc.device, desc.driver).name
     return tiles if schedule == "table" else f"{tiles}; schedule: {schedule}"
 
