@@ -99,6 +99,7 @@ def _race(
                 if number == 0:
                     raise
                 faults[number] = str(error)
+                times.pop(number, None)  # what failed has no time
                 continue
             times.setdefault(number, []).append(taken)
         alive = [number for number in alive if number not in faults]
