@@ -67,8 +67,8 @@ class Report:
     def __init__(self, file: Path, **parts: Any) -> None:
         """Takes the first parts."""
         self.file, self.full = file, ""
-        ours = {name: value for name, value in environment().items() if name != "command"}
-        self.parts: dict[str, Any] = without_names({"report": _FORMAT, "complete": False, "environment": ours, **parts})
+        found = {"report": _FORMAT, "complete": False, "environment": environment(), **parts}
+        self.parts: dict[str, Any] = without_names(found)
 
     def keep(self, **parts: Any) -> None:
         """Adds parts, and writes the file; a full disk is told at the end."""
@@ -239,8 +239,8 @@ def _tell(report: Report) -> int:
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, judged.WIDTH)
     if not parts["timed"]:
-        console.print("not timed: calls are checked with one sequence and few heads and queries", markup=False)
-    console.print(judged.table_of_cases(parts["card"]["cases"]))
+        console.print("not timed: calls are checked with one sequence, few heads and at most 128 queries", markup=False)
+    console.print(judged.table_of_cases(parts["card"]["cases"], parts["timed"]))
     peaks = ", ".join(f"{name} {value:g}" for name, value in parts.get("peaks", {}).items())
     for line in (
         *doubts,

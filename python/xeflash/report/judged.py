@@ -67,7 +67,7 @@ def cells(report: Row) -> list[str]:
     launch = rows.get(LAUNCH.label, {})
     large = [(CASES[name], row) for name, row in rows.items() if row is not launch]
     compared = [row for _, row in large if row.get("ratio")]
-    slowest = min(compared, key=lambda row: row["ratio"], default=None)
+    slowest: Row = min(compared, key=lambda row: row["ratio"], default={})
     prefill = [row["tflops"] for case, row in large if case.phase == "prefill" and row.get("tflops")]
     decode = [
         (case.kv_bytes, row["gbytes_per_s"], row)
@@ -79,13 +79,12 @@ def cells(report: Row) -> list[str]:
     ]  # of the largest, which no cache holds
     share = fastest.get("percent_of_limit") or fastest.get("percent_of_peak")
     levels = sorted({level for row in rows.values() for level in row.get("tiles_from", ())})
-    spread = f" ({number(slowest['ratio_low'])} to {number(slowest['ratio_high'])})" if slowest else ""
     return [
         str(device.get("name")),
         str(device.get("driver") or "-"),
         str(report["environment"]["packages"]["xeflash"]),
         f"{sum(row['status'] == 'ok' for row in tests)}/{len(tests)}",
-        (ratio(slowest["ratio"]) if slowest else "-") + spread,
+        _of_torch(slowest),
         number(max(prefill, default=None)),
         number(fastest.get("gbytes_per_s")) + (f" ({percent(share)} of peak)" if share else ""),
         number(1e3 * launch["ms"] if launch.get("ms") else None),
@@ -99,18 +98,27 @@ def markdown(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
-def table_of_cases(rows: Sequence[Row]) -> Any:
-    """Returns the table of the card's cases for a terminal."""
+def table_of_cases(rows: Sequence[Row], timed: bool) -> Any:
+    """Returns the table of the calls for a terminal: their times, or what was checked."""
     from rich.table import Table
 
     table = Table(box=None, title_justify="left", title=_TITLE)
-    for name in ("case", "", "ms", "torch ms", "torch's time / ours", "TFLOP/s", "GB/s of KV", "of peak"):
-        table.add_column(name, justify="left" if name in ("case", "") else "right", no_wrap=True)
+    columns = ["ms", "torch ms", "torch's time / ours", "TFLOP/s", "GB/s of KV", "of peak"]
+    for name in ("case", "", *(columns if timed else ["error / allowed", "kernels"])):
+        table.add_column(name, justify="right" if name in columns else "left", no_wrap=True)
     for row in rows:
-        of_torch = ratio(row.get("ratio"))
-        if row.get("ratio"):
-            of_torch += f" ({number(row['ratio_low'])} to {number(row['ratio_high'])})"
-        share = row.get("percent_of_limit") or row.get("percent_of_peak")
-        numbers = [number(row.get(x)) for x in ("ms", "torch_median_ms", "tflops", "gbytes_per_s")]
-        table.add_row(row["name"], row["status"], *numbers[:2], of_torch, *numbers[2:], percent(share))
+        cells = [
+            f"{row['error']:.1e} / {row['limit']:.1e}" if "error" in row else "-",
+            ", ".join(row.get("kernels", ())),
+        ]
+        if timed:
+            share = row.get("percent_of_limit") or row.get("percent_of_peak")
+            cells = [number(row.get(x)) for x in ("ms", "torch_median_ms", "tflops", "gbytes_per_s")]
+            cells = [*cells[:2], _of_torch(row), *cells[2:], percent(share)]
+        table.add_row(row["name"], row["status"], *cells)
     return table
+
+
+def _of_torch(row: Row) -> str:
+    spread = f" ({number(row['ratio_low'])} to {number(row['ratio_high'])})" if row.get("ratio") else ""
+    return ratio(row.get("ratio")) + spread
