@@ -1,5 +1,6 @@
 """The process of a report, without being one: what it answers, and what the journal has before each launch."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -99,3 +100,16 @@ def test_a_wrong_result_is_not_timed(kept, device, meter, monkeypatch):
     monkeypatch.setattr(xeflash, "attention", lambda *args, **kwargs: real(*args, **kwargs) + 1)
     answer = worker.respond(kept, {"name": DECODE, "timed": True}, *device)
     assert answer["status"] == "wrong" and "ms" not in answer and meter.samples == 0
+
+
+@pytest.mark.xpu
+def test_a_case_is_timed_beside_torch_on_xpu(kept, xpu, monkeypatch):
+    case = dataclasses.replace(LAUNCH, dtype="fp32")
+    monkeypatch.setitem(CASES, case.label, case)
+    monkeypatch.setattr(card, "_SECONDS", 0.0)
+    monkeypatch.setattr(
+        card, "_meter", lambda _: SimpleNamespace(peaks=Peaks({}, {"memory": 1e9}), sample=lambda: None)
+    )
+    answer = worker.respond(kept, {"name": case.label, "timed": True}, *open_device("xpu"))
+    assert answer["status"] == "ok" and answer["torch_form"] == "sdpa" and answer["kernels"][0].startswith(xpu)
+    assert answer["bound_by"] == "memory" and 0 < answer["percent_of_peak"] < 100
