@@ -69,14 +69,12 @@ def cells(report: Row) -> list[str]:
     compared = [row for _, row in large if row.get("ratio")]
     slowest: Row = min(compared, key=lambda row: row["ratio"], default={})
     prefill = [row["tflops"] for case, row in large if case.phase == "prefill" and row.get("tflops")]
-    decode = [
-        (case.kv_bytes, row["gbytes_per_s"], row)
+    decode = {
+        (case.kv_bytes, row["gbytes_per_s"]): row
         for case, row in large
         if case.phase == "decode" and row.get("gbytes_per_s")
-    ]
-    fastest: Row = max(decode, key=lambda found: found[:2], default=(0, 0, {}))[
-        2
-    ]  # of the largest, which no cache holds
+    }
+    fastest = decode[max(decode)] if decode else {}  # of the largest, which no cache holds
     share = fastest.get("percent_of_limit") or fastest.get("percent_of_peak")
     levels = sorted({level for row in rows.values() for level in row.get("tiles_from", ())})
     return [
