@@ -76,7 +76,7 @@ def cells(report: Row) -> list[str]:
     }
     fastest = decode[max(decode)] if decode else {}  # of the largest, which no cache holds
     share = fastest.get("percent_of_limit") or fastest.get("percent_of_peak")
-    levels = sorted({level for row in rows.values() for level in row.get("tiles_from", ())})
+    levels = sorted({row["tiles_from"] for row in rows.values() if row.get("tiles_from")})
     return [
         str(device.get("name")),
         str(device.get("driver") or "-"),
@@ -86,7 +86,7 @@ def cells(report: Row) -> list[str]:
         number(max(prefill, default=None)),
         number(fastest.get("gbytes_per_s")) + (f" ({percent(share)} of peak)" if share else ""),
         number(1e3 * launch["ms"] if launch.get("ms") else None),
-        ", ".join(levels) or "-",
+        " or ".join(levels) or "-",
         "yes" if report["valid"] else "no",
     ]
 

@@ -9,6 +9,7 @@ import functools
 import sys
 from typing import Any
 
+from xeflash.bench.shares import levels_of
 from xeflash.jit.calls import shares_of
 from xeflash.jit.provide import source_of
 from xeflash.report import card
@@ -18,8 +19,6 @@ from xeflash.selftest import worker
 from xeflash.selftest.arrays import Arrays
 from xeflash.selftest.pool import Answer
 from xeflash.selftest.prepared import Prepared
-from xeflash.tune.desc import Desc
-from xeflash.tune.table import level_of
 
 
 def respond(journal: Journal, request: Answer, arrays: Arrays, facts: Answer) -> Answer:
@@ -31,7 +30,7 @@ def respond(journal: Journal, request: Answer, arrays: Arrays, facts: Answer) ->
     def prepared(ready: Prepared) -> None:
         kernels = shares_of(ready.call, *(facts[x] for x in card.DEVICE)).kernels if facts.get("arch") else ()
         told["kernels"] = [source_of(kernel).name for kernel in kernels]
-        told["tiles_from"] = sorted({level_of(kernel).name for kernel in kernels if isinstance(kernel, Desc)})
+        told["tiles_from"] = levels_of(kernels) if kernels else None
         journal.begin(name, told["kernels"])
 
     journal.begin(name)
