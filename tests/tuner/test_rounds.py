@@ -23,7 +23,7 @@ class Machine:
         cost = cost[case] if isinstance(cost, dict) else cost
         return cost * drift * lucky * self.chance.lognormvariate(0, self.noise)
 
-    def renew(self):
+    def renew(self, numbers):
         self.process += 1
 
 
@@ -81,7 +81,7 @@ def test_nothing_is_judged_without_the_first_candidate():
         raise rounds.Failed("no memory")
 
     with pytest.raises(rounds.Failed, match="no memory"):
-        rounds.choose("ab", {}, CASES, failing, lambda: None)
+        rounds.choose("ab", {}, CASES, failing, lambda numbers: None)
 
 
 def test_candidates_take_turns():
@@ -91,5 +91,5 @@ def test_candidates_take_turns():
         order.append(number)
         return 1.0
 
-    rounds.choose("abc", {}, ["one"], sample, lambda: None)
+    rounds.choose("abc", {}, ["one"], sample, lambda numbers: None)
     assert order[:9] == [0, 1, 2, 1, 2, 0, 2, 0, 1]

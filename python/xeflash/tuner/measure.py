@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 from xeflash.bench.cases import Case
@@ -95,17 +96,11 @@ class Measured:
         self._lanes.use(dict(enumerate(texts)))
         self._check(row, faults)
         self._on_time()
-        return rounds.choose(row.candidates, faults, row.cases, self._sample, self._lanes.renew)
+        return rounds.choose(row.candidates, faults, row.cases, self._sample, partial(self._renew, row))
 
     def _check(self, row: Row, faults: dict[int, str]) -> None:
         """Runs candidates, several at a time, then checks one after the other; adds why they are out."""
-        with ThreadPoolExecutor(self._jobs) as pool:
-            try:
-                running = [number for number in range(len(row.candidates)) if number not in faults]
-                ran = dict(zip(running, pool.map(lambda x: self._answers("run", x, row), running), strict=True))
-            except BaseException:
-                self._lanes.end()  # which ends what the threads wait for
-                raise
+        ran = self._run([number for number in range(len(row.candidates)) if number not in faults], row)
         bits: list[str] = []
         for number, answers in ran.items():
             if answers[-1]["status"] == "ok":
@@ -120,6 +115,20 @@ class Measured:
             bits = bits or made
             if made != bits:
                 faults[number] = "changes the order of sums: gradients have other bits"
+
+    def _run(self, numbers: Sequence[int], row: Row) -> dict[int, list[Answer]]:
+        """Starts processes and runs the cases in them, several at a time; returns their answers."""
+        with ThreadPoolExecutor(self._jobs) as pool:
+            try:
+                return dict(zip(numbers, pool.map(lambda x: self._answers("run", x, row), numbers), strict=True))
+            except BaseException:
+                self._lanes.end()  # which ends what the threads wait for
+                raise
+
+    def _renew(self, row: Row, numbers: Sequence[int]) -> None:
+        self._on_time()
+        self._lanes.renew(numbers)
+        self._run(numbers, row)
 
     def _answers(self, do: str, number: int, row: Row) -> list[Answer]:
         """Asks a candidate for each case of a row, until it fails."""

@@ -22,8 +22,8 @@ Times = dict[int, list[list[float]]]  # of each case, by candidate and round
 
 ROUNDS = 9
 FEWEST = 4  # rounds before a candidate is stopped
-PROCESSES = 5  # new ones, in which the best has to be faster again
-DECIDING = 3  # rounds in each of them
+PROCESSES = 4  # new ones, in which the best has to be faster again
+DECIDING = 4  # rounds in each of them
 
 
 class Failed(RuntimeError):
@@ -49,11 +49,11 @@ def choose(
     faults: dict[int, str],
     cases: Sequence[_Case],
     sample: Sample[_Case],
-    renew: Callable[[], None],
+    renew: Callable[[Sequence[int]], None],
 ) -> Choice[Any]:
     """Chooses by times; `faults` are of candidates that are out before, by their place, and get those that fail now.
 
-    `renew` gives the candidates new processes. Raises Failed if the first candidate does.
+    `renew` gives candidates new processes. Raises Failed if the first candidate does.
     """
     running = [number for number in range(len(candidates)) if number not in faults]
     times = _race(running, cases, sample, ROUNDS, faults, stops=True)
@@ -64,7 +64,7 @@ def choose(
     if best and not (why := _not_faster(*found[best], cases)):
         again: Times = {}
         for _ in range(PROCESSES):
-            renew()
+            renew([0, best])
             for number, own in _race([0, best], cases, sample, DECIDING, faults, stops=False).items():
                 again.setdefault(number, []).extend(own)
             if best in faults:

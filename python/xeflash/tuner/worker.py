@@ -21,8 +21,9 @@ from xeflash.bench.cases import Case
 from xeflash.bench.environ import available_memory, last_level_cache, too_large
 from xeflash.bench.timing import settle
 
-_SECONDS = 10e-3  # a sample is at least so long
-_MOST_CALLS = 64
+_MEANS = 5  # of a sample
+_SECONDS = 3e-3  # each is of at least so long
+_MOST_TURNS = 64
 _LONG_SECONDS = 20e-3  # before longer calls nothing has to be woken
 _GPU_BYTES = 512 << 20  # more than the last-level cache of any of them
 _ALIGNED = 64  # numbers
@@ -103,16 +104,15 @@ class Prepared:
         return hasher.hexdigest()
 
     def sample(self) -> float:
-        """Returns the milliseconds of a call: the mean of at least one of each of the inputs."""
+        """Returns the milliseconds of a call: the best of some means, as other programs make some of them longer."""
         if not self._seconds:
             self._run(len(self._calls))
             self._seconds = self._run(len(self._calls))
-        calls = min(max(math.ceil(_SECONDS / self._seconds), 1), _MOST_CALLS)
-        calls = len(self._calls) * math.ceil(calls / len(self._calls))
+        turns = min(max(math.ceil(_SECONDS / (len(self._calls) * self._seconds)), 1), _MOST_TURNS)
         settle()
         if self._seconds < _LONG_SECONDS:
             self._run(1)
-        return 1e3 * self._run(calls)
+        return 1e3 * min(self._run(turns * len(self._calls)) for _ in range(_MEANS))
 
     def _run(self, count: int) -> float:
         """Returns the mean seconds of calls back to back."""

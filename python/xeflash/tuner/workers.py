@@ -59,9 +59,9 @@ class Lanes:
                 self._end(lane)
         self._texts |= texts
 
-    def renew(self) -> None:
-        """Ends all processes: those that are asked next are new."""
-        for lane in list(self._workers):
+    def renew(self, lanes: Sequence[int]) -> None:
+        """Ends the processes of lanes: those that are asked next are new."""
+        for lane in lanes:
             self._end(lane)
 
     def ask(self, lane: int, request: Answer) -> Answer:
@@ -94,4 +94,4 @@ class Lanes:
         """Ends all processes."""
         with self._guard:
             self._ended = True
-        self.renew()
+        self.renew(list(self._workers))
