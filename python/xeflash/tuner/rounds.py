@@ -68,6 +68,7 @@ def choose(
             for number, own in _race([0, best], cases, sample, DECIDING, faults, stops=False).items():
                 again.setdefault(number, []).extend(own)
             if best in faults:
+                del found[best]
                 break
         else:
             found[best] = again[0], again[best]
