@@ -190,6 +190,12 @@ def test_an_interrupt_keeps_what_is_known():
     assert states[PREFILL] == "running" and not data()["complete"] and journal.left() is None
 
 
+def test_a_journal_that_cannot_be_kept_is_told(capsys, tmp_path):
+    (tmp_path / "cache").write_text("no folder")
+    assert main(["report", "--device", "cpu"]) == 2
+    assert f"its journal cannot be kept: {tmp_path / 'cache'}: Not a directory; try: export" in capsys.readouterr().err
+
+
 # A real worker, and a call of years on the CPU: 32,768 queries that see 2^30 times the same key.
 ENDLESS = """
 import sys

@@ -1,5 +1,6 @@
 """The journal of a report, after each way to end."""
 
+import errno
 import json
 import os
 import subprocess
@@ -78,3 +79,20 @@ def test_what_is_noted_is_on_the_disk(folder, monkeypatch):
         assert len(flushed) == before + 1
         lines = (folder / "report.journal").read_text().splitlines()
         assert json.loads(lines[-1]) == {"case": "a", "kernels": []}
+
+
+def test_a_full_disk_stops_no_case(monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with journal.kept("cpu") as (kept, _), monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        kept.begin("a", ["kernel"])
+        kept.end("a")
+
+
+def test_a_folder_that_cannot_have_it_is_told(folder):
+    folder.write_text("no folder")
+    with pytest.raises(OSError), journal.kept("cpu"):
+        pass
+    assert journal.left() is None

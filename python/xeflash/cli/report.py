@@ -25,6 +25,7 @@ from xeflash.cli.interrupt import one_interrupt
 from xeflash.report import journal, judged
 from xeflash.report.cases import CASES
 from xeflash.report.private import without_names
+from xeflash.runtime.cache_folder import cache_folder
 from xeflash.selftest.pool import Answer, Pool, Refused
 from xeflash.selftest.record import Record
 from xeflash.selftest.report import limits_of_device, to_data
@@ -122,7 +123,8 @@ def run(arguments: argparse.Namespace) -> int:
         except BlockingIOError:
             return _refuse("another report of this user runs; wait for its end")
         except OSError as error:
-            return _refuse(f"its journal cannot be kept: {error}; try: export XEFLASH_CACHE_DIR=/some/folder/of/yours")
+            why = f"{cache_folder()}: {error.strerror}" if error.strerror else str(error)
+            return _refuse(f"its journal cannot be kept: {why}; try: export XEFLASH_CACHE_DIR=/some/folder/of/yours")
         if last:
             print(f"xeflash report: {last}", file=sys.stderr)
         report = Report(file, last_report=str(last) if last else None)

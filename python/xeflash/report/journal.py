@@ -48,12 +48,14 @@ class Journal:
         os.fsync(self._descriptor)
 
     def begin(self, case: str, kernels: Iterable[str] = ()) -> None:
-        """Notes that a case begins, before the device has it."""
-        self.append(case=case, kernels=list(kernels))
+        """Notes that a case begins, before the device has it; a full disk stops no case."""
+        with contextlib.suppress(OSError):
+            self.append(case=case, kernels=list(kernels))
 
     def end(self, case: str) -> None:
         """Notes that a case has ended."""
-        self.append(case=case)
+        with contextlib.suppress(OSError):
+            self.append(case=case)
 
     def kernels(self, case: str) -> list[str]:
         """Returns the kernels of a case that is under way."""
