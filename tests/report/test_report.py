@@ -120,14 +120,16 @@ def test_calls_are_left_out_when_the_time_is_over(worker_says, monkeypatch):
 @pytest.mark.parametrize(("code", "failed"), [(0, None), (1, "xeflash tune ended with 1")])
 def test_the_tuner_is_a_part(worker_says, monkeypatch, code, failed):
     worker_says({})
+    monkeypatch.delenv("XEFLASH_KERNEL_LOG", raising=False)
     asked = []
 
-    def run(words, **_):
+    def run(words, env, **_):
+        assert env["XEFLASH_KERNEL_LOG"].endswith("report.journal")
         asked.append(words)
         Path(words[-1]).write_text('{"format": 1}')
         return subprocess.CompletedProcess(words, code)
 
-    monkeypatch.setattr(report.subprocess, "run", run)
+    monkeypatch.setattr(report, "subprocess", SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL))
     assert main(["report", "--device", "xpu", "--tune", "--minutes", "6"]) == code
     assert asked[0][2:8] == ["xeflash", "tune", "--device", "xpu", "--minutes", "3"]
     assert data()["tuning"]["format"] == 1 and data()["tuning"].get("failed") == failed

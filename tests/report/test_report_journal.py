@@ -9,6 +9,7 @@ import sys
 import pytest
 from xeflash.cli import checks
 from xeflash.cli.facts import Facts
+from xeflash.jit.log import log_kernel
 from xeflash.report import journal
 
 
@@ -54,6 +55,20 @@ def test_what_was_under_way_is_named_once_by_doctor_until_the_next_report_tells_
     with journal.kept("cpu") as (_, last):
         assert last == left
     assert journal.left() is None
+
+
+def test_kernels_of_the_tuner_are_those_that_it_has_loaded_last(monkeypatch):
+    with journal.kept("cpu") as (kept, _):
+        monkeypatch.setenv("XEFLASH_KERNEL_LOG", kept.path)
+        log_kernel("before", "a GPU", False, 0.0)
+        kept.begin(journal.TUNER)
+        for name in "abcd":
+            log_kernel(name, "a GPU", False, 0.0)
+        log_kernel("compiled", "a GPU", True, 1.0)
+        assert kept.kernels(journal.TUNER) == ["b", "c", "d"]
+        kept.end(journal.TUNER)
+        log_kernel("after", "a GPU", False, 0.0)
+        assert kept.kernels(journal.TUNER) == []
 
 
 @pytest.mark.parametrize("torn", ['{"case": "b", "ker', "12", "[1]", "\x00" * 50, ""])

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -195,15 +196,16 @@ def _selftest(pool: Pool, report: Report, kept: journal.Journal, timed: bool) ->
 def _tune(report: Report, kept: journal.Journal, arguments: argparse.Namespace) -> None:
     """Runs the tuner in a process of its own, which has processes of its own."""
     minutes = max(1, arguments.minutes // 2)
-    kept.begin("xeflash tune")
+    kept.begin(journal.TUNER)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "tuning.json")
         words = [sys.executable, "-m", "xeflash", "tune", "--device", arguments.device, "--minutes", str(minutes)]
-        done = subprocess.run([*words, "--json", str(file)], stdout=subprocess.DEVNULL, check=False)
+        environ = {"XEFLASH_KERNEL_LOG": kept.path, **os.environ}
+        done = subprocess.run([*words, "--json", str(file)], stdout=subprocess.DEVNULL, check=False, env=environ)
         tuning = json.loads(file.read_text()) if file.exists() else {}
     failed = {"failed": f"xeflash tune ended with {done.returncode}"} if done.returncode else {}
     report.keep(tuning=tuning | failed)
-    kept.end("xeflash tune")
+    kept.end(journal.TUNER)
 
 
 def _card(pool: Pool, report: Report, kept: journal.Journal, timed: bool, end: float) -> None:

@@ -17,6 +17,8 @@ from xeflash.runtime.cache_folder import Folder, cache_folder, open_folder
 
 _NAME, _LOCK = "report.journal", ".report.lock"
 _MOST_BYTES = 1 << 24
+_LAST_LOADED = 3
+TUNER = "xeflash tune"  # a case of its own, whose kernels are told by the log of kernels
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,10 @@ def _parsed(lines: bytes) -> Unfinished:
     for line in lines.decode(errors="replace").splitlines():
         with contextlib.suppress(ValueError, TypeError):
             entry = json.loads(line)
-            if "case" not in entry:
+            if "kernel" in entry:  # of a log of kernels: the tuner compiles them first, and then loads what it launches
+                if TUNER in cases and not entry["compiled"]:
+                    cases[TUNER] = [*cases[TUNER], entry["kernel"]][-_LAST_LOADED:]
+            elif "case" not in entry:
                 head |= entry
             elif "kernels" in entry:
                 cases[entry["case"]] = entry["kernels"]
