@@ -2,24 +2,31 @@
 
 One row for each kernel that spills, or that keeps an array in private memory: its bytes, and its description, as in
 --only "head_dim=64 dtype=bfloat16 algorithm=flash_decode". Nothing runs: 40 kernels of each architecture take half an
-hour. Rows of xeflash/tune/xe.py mend them. The program ends with 1 if there are any.
+hour. Lines of xeflash/tune/spills.csv mend them. The program ends with 1 if there are any.
+
+--candidates measures those lines instead, of these devices: the tile that each strikes out, on its example, or, if it
+names none, on the first of a few kernels of its kind that spills. --output writes them all, but for those that do not.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from xeflash import _core
 from xeflash.bench.cases import parse_size
 from xeflash.call.schema import BHSD, BSHD
+from xeflash.call.score_mod import ScoreMod
 from xeflash.cli.arguments import converter
 from xeflash.jit.calls import kernels_of as kernels_of_call
 from xeflash.runtime.interop import Placeholder
-from xeflash.tune import xe
+from xeflash.tune import pick, spills, xe
 from xeflash.tune.desc import AnyDesc, Desc
 from xeflash.tuner.counts import kernels_of
 
@@ -37,6 +44,33 @@ BACKWARD = ("flash_bwd_dq", "flash_bwd_dkv", "flash_bwd_bias", "attention_probs"
 LENGTHS = (32, 64, 128)
 KEYS = 1024
 FEW, MANY = 1 << 16, 1  # compute units for which the tiles of a call are few, and many
+
+# What an example has beside its sizes, by the words of spills.csv. A line without one gets the first of TOGETHER that
+# its algorithm can have, that is of its kind, and that spills.
+MORE: dict[str, dict[str, Any]] = {
+    "": {},
+    "packed": {"packed_heads": True},
+    "documents": {"mask": "Documents"},
+    "beam": {"cache": "beam"},
+    "dropout": {"dropout": True},
+    "adds": {"adds_up": True},
+    "turns": {"split_keys": True},
+    "alibi": {"hooks": ("Alibi",)},
+    "scores": {
+        "hooks": ("SoftCap", "Alibi"),
+        "bias": "float32",
+        "score_mod": ScoreMod(SNIPPET, (("moves", "float16", 2), ("factor", "float", 0))),
+    },
+    "fp8": {"cache": "paged", "page_unit": 64, "cache_dtype": "float8_e4m3fn", "cache_scales": True},
+}
+TOGETHER = (*MORE, "turns+alibi", "alibi+documents", "packed+dropout+scores+documents", "packed+fp8", "scores+fp8")
+TOGETHER += ("packed+scores+fp8",)
+TRIES = 12  # kernels that are compiled for a line without an example
+_OF_CACHES = {"cache", "cache_dtype", "packed_heads", "split_keys"}
+CANNOT_HAVE = {"flash_fwd": set[str](), "flash_decode": {"dropout", "packed_heads", "adds_up"}}
+CANNOT_HAVE |= dict.fromkeys(xe.BACKWARD, _OF_CACHES)
+HEADS = ((64, 64), (56, 56), (112, 112), (128, 128), (256, 256), (192, 128), (256, 192), (256, 64), (64, 256))
+HEADS += ((192, 64), (512, 512), (576, 512), (576, 576), (264, 264), (96, 96), (192, 192), (64, 32))
 
 
 def draw(arch: str, choose: Callable[[Any], Any]) -> AnyDesc | None:
@@ -129,12 +163,71 @@ def trouble_with(desc: Desc) -> str:
         return f"does not compile: {errors[:1]}"
 
 
+def example_of(line: spills.Line, text: str) -> Desc:
+    """Returns the kernel that an example says: architecture, rows, head dims of K and of V, and what else it has."""
+    arch, rows, dim, dim_v, *words = text.split()
+    more = {name: value for word in words for name, value in MORE[word].items()}
+    algorithm, dtype = line.algorithm.split("|")[0], line.dtype.split("|")[0] or "bfloat16"
+    access = line.access.split("|")[0] or ("dwords" if arch == "dg2" else "block2d")
+    return Desc(algorithm, arch, dtype, int(dim), int(dim_v), int(rows), access=access, **more)
+
+
+def examples(line: spills.Line) -> Iterator[str]:
+    """Yields examples of a line's kind: its own, or some."""
+    if line.example:
+        yield line.example
+        return
+    rows = (16, 8, 1) if line.algorithm == "flash_decode" else (128, 32)
+    archs = line.arch.split("|") if line.arch else xe.ARCHITECTURES
+    cannot = CANNOT_HAVE[line.algorithm.split("|")[0]]
+    for words, (dim, dim_v), arch, count in itertools.product(TOGETHER, HEADS, archs, rows):
+        text = f"{arch} {count} {dim} {dim_v} {words.replace('+', ' ')}".strip()
+        has = {name for word in words.split("+") for name in MORE[word]}
+        if not has & cannot and line.is_of(example_of(line, text)):
+            yield text
+
+
+def spilled_by(desc: Desc, blocks: tuple[int, int]) -> int:
+    """Returns the bytes that a kernel of these tiles spills; 0 if it does not compile."""
+    try:
+        return max(kernel["scratch"] for kernel in kernels_of(desc, pick(desc, blocks)))
+    except RuntimeError:
+        return 0
+
+
+def measured(line: spills.Line) -> spills.Line:
+    """Returns a line with its own example, or the first that spills, and the bytes; 0 of none."""
+    for text in itertools.islice(examples(line), TRIES):
+        if found := spilled_by(example_of(line, text), line.tile):
+            return line._replace(example=text, spilled=str(found))
+    return line._replace(spilled="0")
+
+
+def remeasured(options: argparse.Namespace) -> Iterator[Row]:
+    """Yields the lines of these devices, measured; writes them, and those of other devices, if they are to be kept."""
+    kept = []
+    for line in spills.lines():
+        if set(line.arch.split("|")) & set(options.device):
+            line = measured(line)
+            yield line._asdict()
+        if line.spilled == "0":
+            options.wrong += 1
+        else:
+            kept.append(line)
+    if options.output:
+        with options.output.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerows([spills.Line._fields, *kept])
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this family."""
     add_devices(parser, xe.ARCHITECTURES, xe.ARCHITECTURES)
     parser.add_argument("--count", type=converter(parse_size), default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=converter(only), default={}, help="field=value of their descriptions")
+    parser.add_argument("--candidates", action="store_true", help="measure the lines of spills.csv")
+    parser.add_argument("--output", type=Path, help="a file for the lines that spill")
 
 
 def only(text: str) -> dict[str, str]:
@@ -147,6 +240,10 @@ def only(text: str) -> dict[str, str]:
 
 def report(options: argparse.Namespace) -> Iterator[Table | str]:
     """Yields a table of kernels that spill or fail, and their number."""
+    if options.candidates:
+        yield Table("tiles that spill", dict.fromkeys(spills.Line._fields, ""), remeasured(options))
+        yield f"{options.wrong} of them do not"
+        return
     compiled = 0
 
     def rows() -> Iterator[Row]:

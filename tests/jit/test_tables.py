@@ -1,13 +1,16 @@
-"""The tables of tile sizes: no row is dead, and perf/sweep.py tries each of the forward's and of linear."""
+"""The tables of tile sizes: no row is dead, and perf/sweep.py tries each of the forward's and of linear.
+
+A kernel's candidates are few and different, none of them spills, and no line of spills.csv is dead.
+"""
 
 import itertools
 from pathlib import Path
 
 import pytest
 from xeflash.call.score_mod import ScoreMod
-from xeflash.tune import cpu, products, xe
+from xeflash.tune import cpu, products, spills, xe
 from xeflash.tune.desc import Desc, SoftmaxDesc
-from xeflash.tune.table import pick
+from xeflash.tune.table import candidates, pick, pick_of_tables
 
 DTYPES, DIMS = ("fp32", "fp16", "bf16"), (48, 64, 104, 112, 128, 256, 512, 576)
 CPUS = ("cpu-generic", "cpu-avx512", "cpu-avx512-bf16", "cpu-amx-bf16")
@@ -36,6 +39,45 @@ def test_each_row_serves_a_device(algorithm, tables, devices, sweep):
     served = {row for device in devices for row in sweep.served(device, algorithm, DTYPES, DIMS)}
     dead = [row for number, row in enumerate(tables[algorithm], 1) if number not in served]
     assert not dead, "rows above these take all that they fit (move them up), or no head dim of DIMS fits them (add it)"
+
+
+@pytest.mark.parametrize("device", [*CPUS, *xe.ARCHITECTURES])
+def test_a_kernel_has_few_candidates_that_differ_and_do_not_spill(device, sweep):
+    problems = sweep.KINDS["flash_fwd"].problems
+    descs = [x for name in ("flash_fwd", "flash_decode") for x in problems(device, name, DTYPES, DIMS)]
+    descs += [
+        x
+        for name in ("flash_bwd_dq", "flash_bwd_dkv", "flash_bwd_bias")
+        for x in gradient_descs(device, name)
+        if x.head_dim <= 256
+    ]
+    several = 0
+    for desc in descs:
+        found = candidates(desc)
+        configs = [pick(desc, blocks) for blocks in found]
+        assert configs[0] == pick_of_tables(desc) and 1 <= len(found) == len(set(configs)) <= 6, desc
+        assert not any(spills.spill(desc, blocks) for blocks in found), desc
+        assert desc.algorithm not in xe.BACKWARD or len({keys for _, keys in found}) == 1, desc
+        several += len(found) > 1
+    assert several > len(descs) / 10
+
+
+@pytest.fixture
+def measuring(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "perf"))
+    from counting import spills as measuring
+
+    return measuring
+
+
+@pytest.mark.parametrize("line", spills.lines(), ids=lambda line: " ".join(filter(None, line)))
+def test_each_line_strikes_out_a_tile_of_its_example(line, measuring, monkeypatch):
+    desc = measuring.example_of(line, line.example)
+    assert int(line.spilled) > 0 and line.is_of(desc)
+    struck = candidates(desc)
+    others = [x for x in spills.lines() if x != line]
+    monkeypatch.setattr(xe, "spill", lambda desc, tile: any(x.tile == tile and x.is_of(desc) for x in others))
+    assert candidates(desc) != struck, "without it nothing changes"
 
 
 @pytest.mark.wide

@@ -11,41 +11,45 @@ from dataclasses import replace
 from xeflash.tune.desc import Desc
 from xeflash.tune.schedule import Schedule
 
-Row = tuple[str, str, int, int, int, int]
+Blocks = tuple[int, int]
+Row = tuple[str, str, int, int, list[Blocks]]
 
 # Rows of a forward tile are vectors of 16; its key block is a multiple of 12, the widest register tile.
 # A tile's operands (Q, K, V, S, O) should stay in L2 (1 to 2 MB), and in a thread's stack.
-# arch, dtype, rows <=, head dim <=, block_q (rows), block_k (keys)
+# arch, dtype, rows <=, head dim <=, (rows, keys), the best first
 FLASH_FWD: list[Row] = [
     # AMX has blocks of 32 rows and keys. V is transposed for every tile: the more rows the better.
-    ("cpu-amx-bf16", "bfloat16", 32, 576, 32, 192),
-    ("cpu-amx-bf16", "bfloat16", 64, 256, 64, 192),
-    ("cpu-amx-bf16", "bfloat16", 255, 256, 128, 192),
-    ("cpu-amx-bf16", "bfloat16", 255, 576, 64, 96),
-    ("*", "*", 16, 576, 16, 96),
-    ("*", "*", 32, 256, 32, 96),
-    ("*", "*", 255, 256, 64, 96),
-    ("*", "*", 255, 576, 32, 48),  # wide heads: half the rows and keys keep the tiles in L2
+    ("cpu-amx-bf16", "bfloat16", 32, 576, [(32, 192), (32, 96)]),
+    ("cpu-amx-bf16", "bfloat16", 64, 256, [(64, 192), (32, 192), (64, 96)]),
+    ("cpu-amx-bf16", "bfloat16", 255, 256, [(128, 192), (64, 192), (128, 96), (64, 96)]),
+    ("cpu-amx-bf16", "bfloat16", 255, 576, [(64, 96), (32, 96), (64, 192)]),
+    ("*", "*", 16, 576, [(16, 96), (16, 48), (16, 192)]),
+    ("*", "*", 32, 256, [(32, 96), (16, 96), (32, 48), (32, 192)]),
+    ("*", "*", 255, 256, [(64, 96), (32, 96), (64, 48), (64, 192), (128, 96)]),
+    ("*", "*", 255, 576, [(32, 48), (16, 48), (32, 96), (64, 48)]),  # wide heads: the tiles stay in L2
 ]
 
 # Rows of a decode tile are the heads that share a KV head (0: as many as there are). Small blocks: while one is
 # computed, the next is on its way, and both fit in L1 (64 keys were 6 to 40 % slower).
 FLASH_DECODE: list[Row] = [
-    ("*", "*", 255, 576, 0, 16),
+    ("*", "*", 255, 576, [(0, 16), (0, 32)]),
 ]
 
-# Rows are those of dQ, or of dK and dV: more tiles than in the forward want to be in L2.
+# Rows are those of dQ, or of dK and dV: more tiles than in the forward want to be in L2. Bits of gradients depend on
+# the keys, or queries, of a block, and in one pass on the rows, too.
 FLASH_BWD: list[Row] = [
-    ("cpu-amx-bf16", "bfloat16", 32, 576, 32, 96),
-    ("cpu-amx-bf16", "bfloat16", 255, 256, 64, 96),
-    ("cpu-amx-bf16", "bfloat16", 255, 576, 32, 96),
-    ("*", "*", 16, 576, 16, 48),
-    ("*", "*", 32, 256, 32, 96),
-    ("*", "*", 255, 256, 64, 96),
-    ("*", "*", 255, 576, 32, 48),
+    ("cpu-amx-bf16", "bfloat16", 32, 576, [(32, 96)]),
+    ("cpu-amx-bf16", "bfloat16", 255, 256, [(64, 96)]),
+    ("cpu-amx-bf16", "bfloat16", 255, 576, [(32, 96)]),
+    ("*", "*", 16, 576, [(16, 48)]),
+    ("*", "*", 32, 256, [(32, 96), (16, 96)]),
+    ("*", "*", 255, 256, [(64, 96), (32, 96), (128, 96)]),
+    ("*", "*", 255, 576, [(32, 48), (16, 48), (64, 48)]),
 ]
 
-NO_TILES: list[Row] = [("*", "*", 255, 576, 64, 96)]  # to choose
+_FIXED = ("flash_bwd", "flash_bwd_bias", "flash_bwd_captures", "attention_probs")  # have no choice
+
+NO_TILES: list[Row] = [("*", "*", 255, 576, [(64, 96)])]  # to choose
 
 # standard_attention: what FlashAttention is compared with has its tiles.
 TABLES = {"flash_fwd": FLASH_FWD, "standard_attention": FLASH_FWD, "flash_decode": FLASH_DECODE}
@@ -84,7 +88,7 @@ SCHEDULE_OF_AMX = replace(SCHEDULE, key_rows=32, one_pass_bf16=False)  # two pas
 def row_of(desc: Desc) -> Row:
     """Returns the first row of the table that fits."""
     for row in TABLES[desc.algorithm]:
-        arch, dtype, max_rows, max_head_dim, _, _ = row
+        arch, dtype, max_rows, max_head_dim, _ = row
         if (
             arch in ("*", desc.arch)
             and dtype in ("*", desc.dtype)
@@ -95,12 +99,9 @@ def row_of(desc: Desc) -> Row:
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
 
 
-def blocks(desc: Desc) -> tuple[int, int]:
-    """Returns (block_q, block_k)."""
-    *_, block_q, block_k = row_of(desc)
-    return block_q or desc.rows, block_k
-
-
-def candidates(desc: Desc) -> tuple[tuple[int, int], ...]:
-    """Returns the choices for a kernel; the first is the table's."""
-    return (blocks(desc),)
+def candidates(desc: Desc) -> tuple[Blocks, ...]:
+    """Returns the (block_q, block_k) that a kernel may have, the best first; none has more rows than the call needs."""
+    first, *others = ((block_q or desc.rows, block_k) for block_q, block_k in row_of(desc)[-1])
+    if desc.algorithm in _FIXED:
+        return (first,)
+    return (first, *(blocks for blocks in others if blocks[0] <= max(first[0], desc.rows)))

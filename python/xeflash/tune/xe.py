@@ -1,7 +1,9 @@
 """Tables of Xe GPUs.
 
 `python perf/sweep.py --device dg2 --algorithm flash_decode --row 3` compares what the third row chooses with other
-blocks, by their machine code; without --row, each row of the table that serves the device.
+blocks, by their machine code; without --row, each row of the table that serves the device; with --candidates, the
+row's own tiles, of which `xeflash tune` chooses. perf/results/candidates.csv has what that printed. spills.py says how
+a tile that spills is left out for the kernels that have no registers for it.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from dataclasses import replace
 from xeflash.tune import shared
 from xeflash.tune.desc import Desc
 from xeflash.tune.schedule import Schedule
+from xeflash.tune.spills import FEATURES, changes_scores, spill
 
-Row = tuple[str, str, str, str, int, int, int, int]
+Blocks = tuple[int, int]
+Row = tuple[str, str, str, str, int, int, list[Blocks]]
 
 ARCHITECTURES = ("pvc", "bmg", "dg2")
 # The architecture whose kernels a device runs; gpus.cpp knows it of a device that is there.
@@ -20,101 +24,88 @@ DEVICES = {name: name for name in ARCHITECTURES}
 DEVICES |= {"bmg-g31": "bmg", "lnl": "bmg", "ptl": "bmg", "arl-h": "dg2", "ats-m": "dg2"}
 MAX_HEAD_DIM = 576
 
-# A change of scores (softcap, ALiBi, bias, score_mod) wants registers too, as does widening what is quantised: 16 rows
-# then spill. "busy": plain, but with rows of several heads in a tile, with random numbers, or with documents.
-# arch, dtype, access, scores, rows <=, head dim <=, block_q (rows a thread), block_k (keys)
+# Tiles, the best first: spills.csv strikes out those for which a thread has too few registers, and a kernel skips those
+# that it cannot share out over threads. Scores are words of tune/spills.py.
+# arch, dtype, access, scores, rows <=, head dim <=, (rows a thread, keys)
 FLASH_FWD: list[Row] = [
     # 8 KiB of registers a thread, half of the others'
-    ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("dg2", "*", "*", "*", 16, 64, 8, 32),
-    ("dg2", "*", "*", "*", 16, MAX_HEAD_DIM, 8, 16),
-    ("dg2", "*", "dwords", "plain", 255, 64, 16, 16),  # what is staged is read once for 16 rows; 32 keys spill
-    ("dg2", "*", "dwords", "plain", 255, 256, 16, 32),  # by teams
-    ("dg2", "*", "*", "*", 255, 64, 8, 32),
-    ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("*", "float32", "*", "*", 255, 64, 8, 32),
-    ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("*", "*", "*", "*", 16, 128, 8, 64),
-    ("*", "*", "*", "*", 16, MAX_HEAD_DIM, 8, 32),
-    ("*", "*", "block2d", "busy", 255, 64, 16, 32),
-    ("*", "*", "block2d", "plain", 255, 128, 16, 32),  # K and V are read once for 16 rows; 64 keys spill
-    ("*", "*", "*", "*", 255, 128, 8, 64),
-    ("*", "*", "block2d", "plain", 255, MAX_HEAD_DIM, 16, 64),  # by teams: 8 rows ask L1 for 576 bytes a dpas
-    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
+    ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, [(8, 16)]),
+    ("dg2", "*", "dwords", "lone", 255, 64, [(16, 16), (8, 32), (8, 16)]),  # what is staged is read once for 16 rows
+    ("dg2", "*", "dwords", "lone", 255, 256, [(16, 32), (8, 16), (8, 32)]),  # by teams
+    ("dg2", "*", "*", "*", 255, 64, [(8, 32), (8, 16)]),
+    ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, [(8, 16)]),
+    ("*", "float32", "*", "*", 255, 64, [(8, 32), (8, 16)]),
+    ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, [(8, 16), (8, 32)]),
+    ("*", "*", "block2d", "plain", 255, 128, [(16, 32), (8, 64), (8, 32)]),  # K and V are read once for 16 rows
+    ("*", "*", "block2d", "plain", 255, MAX_HEAD_DIM, [(16, 64), (16, 32), (8, 32), (8, 16)]),  # teams
+    ("*", "*", "block2d", "*", 255, 128, [(8, 64), (8, 32), (16, 32)]),
+    ("*", "*", "*", "*", 255, 128, [(8, 64), (8, 32)]),
+    ("*", "*", "*", "quantised", 255, MAX_HEAD_DIM, [(8, 16), (8, 32)]),
+    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, [(8, 32), (16, 64), (8, 16)]),
+    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, [(8, 32), (8, 16)]),  # which ask L1 for 576 bytes a dpas
 ]
 
 # One query; rows are the heads that share its keys. Eights of them go to the matrix unit, whether they are there or
 # not: 0.03 instructions for a byte of K and V; 0.13 on dg2, which has no block messages. Any other number goes to the
 # vector unit, with Q, P and O in fp32: 0.05 (dg2: 0.12) for one row, some 0.05 more for each other
 # (perf/counts.py decode). Memory asks for less than 1 (bmg), 0.4 (pvc), 2 (dg2).
-# arch, dtype, access, scores, rows <=, head dim <=, most rows a thread, block_k (keys)
 FLASH_DECODE: list[Row] = [
-    ("dg2", "*", "elements", "*", 255, 128, 2, 16),  # the halves of dwords need registers, too
-    ("dg2", "float32", "*", "*", 255, 128, 4, 16),
-    ("dg2", "float32", "*", "*", 255, 256, 2, 16),
-    ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, 1, 16),
-    ("dg2", "*", "*", "*", 1, MAX_HEAD_DIM, 1, 16),  # far below what memory allows, and more precise
-    ("dg2", "*", "dwords", "plain", 8, 64, 8, 32),
-    ("dg2", "*", "dwords", "plain", 8, MAX_HEAD_DIM, 8, 16),  # 32 keys spill
-    ("dg2", "*", "dwords", "plain", 255, 64, 8, 16),  # 16 rows spill
-    ("dg2", "*", "dwords", "plain", 255, MAX_HEAD_DIM, 16, 16),  # K and V are read once for 16 rows
-    ("dg2", "*", "dwords", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("dg2", "*", "*", "*", 255, 128, 4, 16),  # what cannot be shared out evenly
-    ("dg2", "*", "*", "*", 255, 256, 2, 16),
-    ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 1, 16),
-    ("*", "float32", "*", "*", 255, 128, 7, 32),  # the vector unit's in any case
-    ("*", "float32", "*", "*", 255, 256, 4, 16),
-    ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, 2, 16),
-    ("*", "*", "block2d", "*", 1, 128, 1, 32),  # far below what memory allows, and more precise
-    ("*", "*", "block2d", "*", 1, 256, 1, 16),
-    ("*", "*", "block2d", "*", 8, 128, 8, 64),
-    ("*", "*", "block2d", "*", 255, 64, 16, 32),  # K and V are read once for 16 rows
-    ("*", "*", "block2d", "plain", 255, 112, 16, 16),  # 32 keys spill
-    ("*", "*", "block2d", "plain", 255, 128, 16, 32),  # by two threads; 64 keys spill
-    ("*", "*", "block2d", "*", 255, 128, 8, 64),
-    ("*", "*", "block2d", "*", 255, 512, 8, 32),
-    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("*", "*", "*", "*", 255, 128, 7, 32),
-    ("*", "*", "*", "*", 255, 256, 4, 16),
-    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 2, 16),
+    ("dg2", "*", "elements", "*", 255, 128, [(2, 16), (1, 16)]),
+    ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, [(4, 16), (2, 16), (1, 16)]),
+    ("dg2", "*", "*", "*", 1, MAX_HEAD_DIM, [(1, 16)]),  # far below what memory allows, and more precise
+    ("dg2", "*", "dwords", "bare", 8, 64, [(8, 32), (8, 16), (4, 16)]),
+    ("dg2", "*", "dwords", "bare", 255, MAX_HEAD_DIM, [(16, 16), (8, 16), (4, 16), (2, 16), (1, 16)]),
+    ("dg2", "*", "dwords", "*", 255, MAX_HEAD_DIM, [(8, 16), (4, 16), (2, 16), (1, 16)]),
+    ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, [(4, 16), (2, 16), (1, 16)]),  # what cannot be shared out evenly
+    ("*", "float32", "*", "*", 255, 128, [(7, 32), (4, 16)]),  # the vector unit's in any case
+    ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, [(4, 16), (2, 16)]),
+    ("*", "*", "block2d", "*", 1, 128, [(1, 32), (1, 16)]),  # far below what memory allows, and more precise
+    ("*", "*", "block2d", "*", 1, 256, [(1, 16), (1, 32)]),
+    ("*", "*", "block2d", "quantised", 255, 64, [(16, 16), (8, 32)]),
+    ("*", "*", "block2d", "*", 255, 64, [(16, 32), (16, 16), (8, 64), (8, 32)]),  # K and V are read once for 16 rows
+    ("*", "*", "block2d", "bare", 255, 128, [(16, 32), (16, 16), (8, 64), (8, 32)]),
+    ("*", "*", "block2d", "*", 255, 128, [(8, 64), (8, 32), (16, 16)]),
+    ("*", "*", "block2d", "quantised", 255, MAX_HEAD_DIM, [(8, 16)]),
+    ("*", "*", "block2d", "*", 255, 512, [(8, 32), (8, 16)]),
+    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, [(8, 16), (8, 32)]),
+    ("*", "*", "*", "*", 255, 128, [(7, 32), (4, 16)]),
+    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, [(4, 16), (2, 16)]),
 ]
 
 # Rows of dQ that a thread owns, or a team of threads; keys of a block. (perf/sweep.py --algorithm flash_bwd_dq)
 FLASH_BWD_DQ: list[Row] = [
-    ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("dg2", "*", "dwords", "plain", 255, 256, 16, 16),  # what is staged is read once for 16 rows
-    ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("*", "float32", "block2d", "*", 255, MAX_HEAD_DIM, 8, 32),
-    ("*", "*", "block2d", "plain", 32, 48, 16, 32),
-    ("pvc", "*", "block2d", "plain", 32, 64, 16, 16),  # two threads, each of which brings in more: 32 keys spill
-    ("*", "*", "block2d", "plain", 255, 64, 16, 32),
-    ("*", "*", "block2d", "*", 255, 64, 16, 16),
-    ("*", "*", "block2d", "plain", 255, MAX_HEAD_DIM, 16, 64),
-    ("*", "*", "block2d", "*", 255, 128, 16, 32),
-    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 16, 64),
-    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, [(8, 16)]),
+    ("dg2", "*", "dwords", "bare", 255, 256, [(16, 16), (8, 16)]),  # what is staged is read once for 16 rows
+    ("*", "float32", "block2d", "*", 255, MAX_HEAD_DIM, [(8, 32)]),
+    ("*", "*", "block2d", "bare", 32, 48, [(16, 32), (16, 16), (8, 32)]),
+    ("pvc", "*", "block2d", "*", 32, 64, [(16, 16)]),
+    ("*", "*", "block2d", "bare", 255, 64, [(16, 32), (16, 16), (8, 32)]),
+    ("*", "*", "block2d", "*", 255, 64, [(16, 16)]),
+    ("*", "*", "block2d", "still", 255, MAX_HEAD_DIM, [(16, 64), (16, 32), (8, 64), (8, 32)]),
+    ("*", "*", "block2d", "*", 255, 128, [(16, 32)]),
+    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, [(16, 64), (16, 32)]),
+    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, [(8, 16)]),
 ]
-# Rows of dK and dV; queries of a block. "heavy": score_mod, or several features that change scores.
+# Rows of dK and dV; queries of a block.
 FLASH_BWD_DKV: list[Row] = [
-    ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("dg2", "*", "dwords", "plain", 255, 256, 16, 16),
-    ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("*", "float32", "block2d", "*", 255, MAX_HEAD_DIM, 8, 32),
-    ("*", "*", "block2d", "heavy", 255, MAX_HEAD_DIM, 16, 32),
-    ("*", "*", "block2d", "*", 255, 64, 16, 32),
-    ("*", "*", "block2d", "plain", 255, 128, 16, 32),
-    ("*", "*", "block2d", "*", 255, 128, 16, 16),
-    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 16, 64),
-    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, [(8, 16)]),
+    ("dg2", "*", "dwords", "calm", 255, 256, [(16, 16), (8, 16)]),
+    ("*", "float32", "block2d", "*", 255, MAX_HEAD_DIM, [(8, 32)]),
+    ("*", "*", "block2d", "heavy", 255, MAX_HEAD_DIM, [(16, 32)]),
+    ("*", "*", "block2d", "*", 255, 64, [(16, 32)]),
+    ("*", "*", "block2d", "calm", 255, 128, [(16, 32), (8, 32)]),
+    ("*", "*", "block2d", "*", 255, 128, [(16, 16)]),
+    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, [(16, 64), (8, 64)]),
+    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, [(8, 16)]),
 ]
 # Rows and keys of a tile of a bias's gradient, or of probabilities.
 FLASH_BWD_BIAS: list[Row] = [
-    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 8, 32),
-    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, [(8, 32)]),
+    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, [(8, 16)]),
 ]
 BACKWARD = ("flash_bwd_dq", "flash_bwd_dkv")  # xe_gradients.py has their threads
 
-NO_TILES: list[Row] = [("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16)]  # to choose
+NO_TILES = FLASH_BWD_BIAS[1:]  # to choose
 
 # standard_attention: what FlashAttention is compared with has its tiles.
 TABLES = {"flash_fwd": FLASH_FWD, "standard_attention": FLASH_FWD, "flash_decode": FLASH_DECODE}
@@ -166,68 +157,74 @@ def row_of(desc: Desc) -> Row:
                 f"xeflash: {name} on a GPU must be a multiple of 8, at most {MAX_HEAD_DIM}, got {dim}; "
                 "the SYCL CPU device takes any"
             )
-    hides = desc.mask != "Window"
-    changed = changes_scores(desc) or desc.cache_dtype is not None or (hides and desc.algorithm != "flash_fwd")
-    table = TABLES.get(desc.algorithm, [])
-    changed = changed or (table is FLASH_FWD and not _takes_16_rows(desc))
-    busy = desc.packed_heads or desc.dropout or hides
-    kinds = ["*"] if changed else ["*", "plain", "busy"] if busy else ["*", "plain"]
-    if desc.algorithm in BACKWARD:
-        sums_keys = desc.algorithm == "flash_bwd_dkv"
-        # Random numbers want registers, too, and so do sums that are in memory.
-        draws = desc.dropout and (sums_keys or desc.arch == "pvc")
-        adds = desc.adds_up and sums_keys and desc.arch == "dg2"
-        kinds = (
-            ["*", "heavy"] if sums_keys and is_heavy(desc) else ["*"] if changed or draws or adds else ["*", "plain"]
-        )
-    for row in table:
-        arch, dtype, access, scores, max_rows, max_head_dim, block_q, _ = row
+    for row in TABLES.get(desc.algorithm, ()):
+        arch, dtype, access, scores, most_rows, most_dim, _ = row
         if (
-            arch in ("*", desc.arch)
-            and dtype in ("*", desc.dtype)
-            and access in ("*", desc.access)
-            and scores in kinds
-            and desc.rows <= max_rows
-            and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
-            and (
-                desc.algorithm != "flash_decode"
-                or block_q % 8
-                or (_alone(desc, block_q, changed) if desc.split_keys else sharers(desc, block_q))
-                or (access, block_q, desc.split_keys) == ("block2d", 8, False)
-            )
+            all(x in ("*", y) for x, y in ((arch, desc.arch), (dtype, desc.dtype), (access, desc.access)))
+            and (scores == "*" or FEATURES[scores](desc))
+            and desc.rows <= most_rows
+            and max(desc.head_dim, desc.head_dim_v) <= most_dim
         ):
             return row
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
 
 
-def _takes_16_rows(desc: Desc) -> bool:
-    """Returns whether tiles may have 16 rows.
+def candidates(desc: Desc) -> tuple[Blocks, ...]:
+    """Returns the (block_q, block_k) that a kernel may have, the best first.
 
-    Those of wide heads belong to a team, whose threads take no turns, and share a page.
+    Those of a gradient have the same keys, or queries, in a block: the order of its sums, and so their bits. Beside
+    tiles of the matrix unit, those of the vector unit are for few heads.
     """
-    if desc.arch == "dg2" and (desc.cache == "beam" or desc.packed_heads or desc.mask != "Window"):
-        return False  # each row, or key, has an address of its own, or a document
+    found = dict.fromkeys(
+        _fitted(desc, *blocks) for blocks in row_of(desc)[-1] if _can_have(desc, blocks[0]) and not spill(desc, blocks)
+    )
+    first_q, first_k = next(iter(found))
+    return tuple(
+        (block_q, block_k)
+        for block_q, block_k in found
+        if (block_k == first_k or desc.algorithm not in BACKWARD) and (first_q % 8 or not block_q % 8 or desc.rows < 5)
+    )
+
+
+def _fitted(desc: Desc, block_q: int, block_k: int) -> Blocks:
+    """Returns what a kernel has of these blocks: tiles of equal height, and keys of one page, and of a turn or team."""
+    if block_q % 8:
+        block_q = -(-desc.rows // -(-desc.rows // block_q))
+    if (desc.arch, desc.algorithm, block_q) == ("dg2", "flash_fwd", 16) and columns(desc, block_q)[1] == 1:
+        block_k = min(block_k, 16)  # only teams have registers for more
+    if desc.cache == "paged":
+        block_k = min(block_k, desc.page_unit)
+    if desc.split_keys:
+        return block_q, min(block_k, _TURN_KEYS) if desc.algorithm == "flash_decode" else block_k
+    teamed = team(desc, block_q, block_k)
+    return block_q, teamed[0] if teamed else block_k
+
+
+def _can_have(desc: Desc, block_q: int) -> bool:
+    """Returns whether tiles of so many rows can be shared out over threads."""
+    if block_q % 8:
+        return True
+    if desc.algorithm == "flash_decode":
+        if block_q > 8 and desc.rows <= 8:
+            return False
+        if desc.split_keys:  # threads take turns: each makes the scores of 8 heads, and owns an even part of V
+            even = desc.access == "block2d" or desc.head_dim_v % columns(desc, block_q)[0] == 0
+            room = desc.arch != "dg2" or FEATURES["bare"](desc) or desc.head_dim <= _most_columns(desc)
+            return block_q == 8 and even and room
+        return bool(sharers(desc, block_q)) or (desc.access, block_q) == ("block2d", 8)
+    if block_q == 8 or desc.algorithm in BACKWARD:
+        return True
+    # Those of wide heads belong to a team, whose threads take no turns, and share a page.
     parts = -(-desc.head_dim_v * 2 // _MAX_COLUMNS[desc.arch])
     threads = 1 << (parts - 1).bit_length()
     small_pages = desc.cache == "paged" and desc.page_unit < threads * shared.lanes_of(desc)
-    return threads == 1 or (desc.algorithm == "flash_fwd" and not (desc.split_keys or small_pages))
-
-
-def _alone(desc: Desc, block_q: int, changed: bool) -> bool:
-    """Returns whether threads can take turns: each makes the scores of 8 heads, and owns an even part of V."""
-    even = desc.access == "block2d" or desc.head_dim_v % columns(desc, block_q)[0] == 0
-    return block_q == 8 and even and not (desc.arch == "dg2" and changed and desc.head_dim > _most_columns(desc))
+    alone = threads == 1 or (desc.algorithm == "flash_fwd" and not (desc.split_keys or small_pages))
+    return alone and desc.rows > block_q
 
 
 def _most_columns(desc: Desc) -> int:
     """Returns the most columns of K for which a thread of Arc A has registers beside 8 heads' scores and slopes."""
     return 80 if ("Alibi" in desc.hooks or desc.score_mod) and not desc.cache_dtype else 144
-
-
-def is_heavy(desc: Desc) -> bool:
-    """Returns whether the scores of the backward pass, and their slopes, take many registers."""
-    features = len(desc.hooks) + (desc.bias is not None) + desc.dropout + (desc.mask != "Window")
-    return desc.score_mod is not None or features > 1
 
 
 def keeps_order(desc: Desc) -> bool:
@@ -237,40 +234,6 @@ def keeps_order(desc: Desc) -> bool:
     """
     plain = not (changes_scores(desc) or desc.cache_dtype or desc.dropout or desc.packed_heads)
     return desc.arch == "pvc" and desc.access == "block2d" and plain and desc.mask == "Window"
-
-
-def changes_scores(desc: Desc) -> bool:
-    """Returns whether a score is more than a product and a scale."""
-    return bool(desc.hooks) or desc.bias is not None or desc.score_mod is not None
-
-
-def blocks(desc: Desc) -> tuple[int, int]:
-    """Returns (block_q, block_k)."""
-    *_, block_q, block_k = row_of(desc)
-    if desc.algorithm == "flash_fwd" and block_q == 16 and columns(desc, block_q)[1] == 1:
-        block_k = min(block_k, 16 if desc.arch == "dg2" else 32)  # only teams have registers for more
-    if desc.algorithm == "flash_bwd_dq":
-        narrow = min(desc.head_dim, desc.head_dim_v) <= 64  # this side has no team, or is in registers
-        spills = 224 < desc.head_dim <= 256 and desc.head_dim_v != desc.head_dim  # with 64 keys
-        block_k = min(block_k, 32) if narrow or spills else block_k
-    if desc.cache == "paged":
-        block_k = min(block_k, desc.page_unit)  # a block of keys lies in one page
-    if desc.cache_dtype:
-        few = block_q <= 8 and max(desc.head_dim, desc.head_dim_v) <= 128
-        block_k = min(block_k, 32 if few else 16)  # more spill
-    if desc.algorithm == "flash_decode" and desc.split_keys:
-        block_k = min(block_k, _TURN_KEYS)
-    # A change of scores that depends on row and column.
-    by_place = desc.bias is not None or desc.score_mod is not None or "Alibi" in desc.hooks
-    if desc.algorithm == "flash_decode" and desc.arch == "bmg" and by_place and 240 < desc.head_dim_v <= 256:
-        block_k = min(block_k, 16)  # more spill
-    tiles = -(-desc.rows // block_q)
-    return (block_q if block_q % 8 == 0 else -(-desc.rows // tiles)), block_k  # else tiles have equal height
-
-
-def candidates(desc: Desc) -> tuple[tuple[int, int], ...]:
-    """Returns the choices for a kernel; the first is the table's."""
-    return (blocks(desc),)
 
 
 def columns(desc: Desc, block_q: int) -> tuple[int, int]:
