@@ -1,4 +1,4 @@
-"""Gradients have the same bits, however many threads there are, and in whatever order a GPU runs them.
+"""Gradients have the same bits, however many threads there are, whatever their order on a GPU, and whatever the tiles.
 
 An output's row has the same bits, whichever rows it shares a tile with.
 """
@@ -26,6 +26,16 @@ def bits(*arguments: str, **environment: str) -> str:
 
 def test_gradients_do_not_depend_on_the_number_of_threads():
     assert bits(DPCPP_CPU_NUM_CUS="1") == bits(DPCPP_CPU_NUM_CUS="5")
+
+
+def test_gradients_do_not_depend_on_the_choice_of_tiles():
+    assert bits() == bits(LAST_TILES="1")
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("device", ["bmg", "dg2"])
+def test_gradients_of_gpus_do_not_depend_on_the_choice_of_tiles(device, ocloc):
+    assert bits(device) == bits(device, LAST_TILES="1")
 
 
 @pytest.mark.wide
