@@ -5,6 +5,7 @@
     python perf/sweep.py --device pvc --algorithm flash_bwd_dkv             # gradients of K and V
     python perf/sweep.py --device bmg --dtype bf16 --head-dim 128 --block-q 8,16 --block-k 32,64
     python perf/sweep.py --device cpu --algorithm linear                    # products
+    python perf/sweep.py --device bmg --candidates                          # those that `xeflash tune` tries
 
 A row is tried with the largest problem that it is the first to fit. On a GPU the instructions of the main loop are
 counted, whose rare branches (mask, rescaling) are in it, too; nothing is timed, and a choice that spills is never the
@@ -125,11 +126,15 @@ def main() -> None:
     parser.add_argument("--head-dim", type=sizes, help="of attention (default: 64,104,112,128,256,512,576)")
     parser.add_argument("--block-q", type=sizes, help="rows, of attention (default: around those of the table)")
     parser.add_argument("--block-k", type=sizes, help="keys (likewise)")
+    parser.add_argument("--candidates", action="store_true", help="of attention, those of the table and no others")
     parser.add_argument("--rounds", type=int, default=5, help="of what is timed")
     parser.add_argument("--format", choices=PRINTERS, default="text", help="default: text")
     options = parser.parse_args()
-    if options.algorithm == "linear" and (options.head_dim or options.block_q or options.block_k):
-        parser.error("--head-dim, --block-q and --block-k are of attention")
+    of_attention = (options.head_dim, options.block_q, options.block_k, options.candidates)
+    if options.algorithm == "linear" and any(of_attention):
+        parser.error("--head-dim, --block-q, --block-k and --candidates are of attention")
+    if options.candidates and (options.block_q or options.block_k):
+        parser.error("--candidates has its own --block-q and --block-k")
     if options.device == "cpu" and options.algorithm != "linear":
         parser.error(f"--algorithm {options.algorithm} is timed by xeflash tune --device cpu")
     arch = target("cpu").arch if options.device == "cpu" else options.device

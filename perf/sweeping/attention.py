@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from counting.tables import Row
+from xeflash.sim.binary import vector_engines
 from xeflash.tune import cpu, pick, xe
 from xeflash.tune.desc import DTYPE_NAMES, Desc
-from xeflash.tuner.counts import count as count
+from xeflash.tune.table import candidates
+from xeflash.tuner import counts
 
 from sweeping import is_cpu
 
 SIZES = ("block_q", "block_k")
-FIGURES = {"loop": "", "per 1000 scores": ".0f", "dpas": ".1%", "moves": "", "sends": "", "scratch": ""}
+FIGURES = {"loop": "", "per 1000 scores": ".0f", "dpas": ".1%", "moves": "", "sends": ""}
+FIGURES |= {"threads": "", "groups": "", "scratch": ""}
 ROWS = {"flash_fwd": (16, 32, 64, 128), "flash_decode": (1, 2, 4, 7, 8, 15, 16)}
 ROWS |= dict.fromkeys(xe.BACKWARD, (128,))  # on GPUs
 # Tiles are multiples of these.
@@ -44,10 +48,18 @@ def chosen_of(desc: Desc) -> tuple[int, int]:
 
 
 def choices(desc: Desc, options: argparse.Namespace) -> list[tuple[int, int]]:
-    """Returns the sizes that were asked for, else the half, the same and twice the table's, in units."""
+    """Returns the candidates, or the sizes that were asked for, else half, the same and twice the table's, in units."""
+    if options.candidates:
+        return list(candidates(desc))
     around = (
         sorted({max(unit, size // 2 // unit * unit), size, 2 * size})
         for size, unit in zip(chosen_of(desc), UNITS[desc.algorithm], strict=True)
     )
     asked = (options.block_q, options.block_k)
     return list(itertools.product(*(own or near for own, near in zip(asked, around, strict=True))))
+
+
+def count(desc: Desc, blocks: tuple[int, int]) -> Row:
+    """Counts the machine code of these blocks; groups are those that a device runs at a time."""
+    threads = pick(desc, blocks).threads
+    return {**counts.count(desc, blocks), "threads": threads, "groups": 4 * vector_engines(desc.arch) // threads}
