@@ -14,7 +14,7 @@ import argparse
 import csv
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -172,15 +172,19 @@ def example_of(line: spills.Line, text: str) -> Desc:
     return Desc(algorithm, arch, dtype, int(dim), int(dim_v), int(rows), access=access, **more)
 
 
+def archs_of(line: spills.Line) -> Sequence[str]:
+    """Returns the architectures of a line."""
+    return line.arch.split("|") if line.arch else xe.ARCHITECTURES
+
+
 def examples(line: spills.Line) -> Iterator[str]:
     """Yields examples of a line's kind: its own, or some."""
     if line.example:
         yield line.example
         return
     rows = (16, 8, 1) if line.algorithm == "flash_decode" else (128, 32)
-    archs = line.arch.split("|") if line.arch else xe.ARCHITECTURES
     cannot = CANNOT_HAVE[line.algorithm.split("|")[0]]
-    for words, (dim, dim_v), arch, count in itertools.product(TOGETHER, HEADS, archs, rows):
+    for words, (dim, dim_v), arch, count in itertools.product(TOGETHER, HEADS, archs_of(line), rows):
         text = f"{arch} {count} {dim} {dim_v} {words.replace('+', ' ')}".strip()
         has = {name for word in words.split("+") for name in MORE[word]}
         if not has & cannot and line.is_of(example_of(line, text)):
@@ -207,7 +211,7 @@ def remeasured(options: argparse.Namespace) -> Iterator[Row]:
     """Yields the lines of these devices, measured; writes them, and those of other devices, if they are to be kept."""
     kept = []
     for line in spills.lines():
-        if set(line.arch.split("|")) & set(options.device):
+        if set(archs_of(line)) & set(options.device):
             line = measured(line)
             yield line._asdict()
         if line.spilled == "0":
