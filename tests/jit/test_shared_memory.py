@@ -7,10 +7,10 @@ import itertools
 import pytest
 from xeflash.jit.kernel import render
 from xeflash.jit.offline import compile_offline
-from xeflash.tune import pick, shared, xe
+from xeflash.tune import pick, shared, xe, xe_shares
 from xeflash.tune.desc import Desc
 
-DIMS = [(dim, dim) for dim in range(8, xe.MAX_HEAD_DIM + 1, 8)]
+DIMS = [(dim, dim) for dim in range(8, xe_shares.MAX_HEAD_DIM + 1, 8)]
 DIMS += [(192, 128), (576, 512), (128, 192), (512, 576), (320, 256), (40, 576), (576, 40)]
 CAP = {"hooks": ("SoftCap",)}
 CHANGES = [{}, CAP, {"bias": "float32"}, CAP | {"bias": "bfloat16"}, {"dropout": True}]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from xeflash.call.score_mod import ScoreMod
-from xeflash.tune import cpu, products, spills, xe
+from xeflash.tune import cpu, products, spills, xe, xe_shares
 from xeflash.tune.desc import Desc, SoftmaxDesc
 from xeflash.tune.table import candidates, pick, pick_of_tables
 
@@ -113,9 +113,11 @@ def test_each_row_of_the_backward_pass_serves_a_device(tune, devices, algorithm)
 @pytest.mark.parametrize("arch", xe.ARCHITECTURES)
 def test_the_threads_of_a_query_own_the_columns_of_v_and_no_others(arch):
     """Rows are read by messages that know no width, but for block messages."""
-    sizes = itertools.product(TYPES, range(8, xe.MAX_HEAD_DIM + 8, 8), (1, 5, 8, 16), ACCESSES[:2], (False, True))
+    sizes = itertools.product(
+        TYPES, range(8, xe_shares.MAX_HEAD_DIM + 8, 8), (1, 5, 8, 16), ACCESSES[:2], (False, True)
+    )
     for dtype, dim, heads, access, turns in sizes:
-        if not (turns and dim > xe.SCHEDULE.turn_head_dim):
+        if not (turns and dim > xe_shares.SCHEDULE.turn_head_dim):
             desc = Desc("flash_decode", arch, dtype, dim, dim, heads, split_keys=turns, access=access)
             config = pick(desc)
             assert config.block_v * config.parts == dim, desc

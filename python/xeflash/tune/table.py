@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from xeflash.tune import cpu, tuned, xe, xe_gradients
+from xeflash.tune import cpu, tuned, xe, xe_gradients, xe_shares
 from xeflash.tune.desc import Config, Desc
 from xeflash.tune.schedule import Schedule
 
@@ -25,7 +25,7 @@ def schedule_of_tables(arch: str) -> Schedule:
     """Returns the numbers that the tables have for an architecture."""
     if arch == "cpu-amx-bf16":
         return cpu.SCHEDULE_OF_AMX
-    return cpu.SCHEDULE if arch.startswith("cpu-") else xe.SCHEDULES[arch]
+    return cpu.SCHEDULE if arch.startswith("cpu-") else xe_shares.SCHEDULES[arch]
 
 
 def schedule_candidates(arch: str) -> dict[str, tuple[int, ...]]:
@@ -33,7 +33,7 @@ def schedule_candidates(arch: str) -> dict[str, tuple[int, ...]]:
 
     No number is among them on which the order of a sum of gradients depends.
     """
-    own = cpu.SCHEDULE_CANDIDATES if arch.startswith("cpu-") else xe.SCHEDULE_CANDIDATES
+    own = cpu.SCHEDULE_CANDIDATES if arch.startswith("cpu-") else xe_shares.SCHEDULE_CANDIDATES
     first = schedule_of_tables(arch)
     return {name: tuple(dict.fromkeys((getattr(first, name), *values))) for name, values in own.items()}
 
@@ -73,18 +73,18 @@ def _pick_for_gpu(desc: Desc, block_q: int, block_k: int) -> Config:
         return Config(block_q, block_k, desc.head_dim_v, threads=xe_gradients.score_tiles(desc, block_q, block_k))
     if desc.algorithm in ("flash_bwd_captures", "flash_bwd_heads"):
         return Config(block_q, block_k, desc.head_dim_v)
-    block_v, parts = xe.columns(desc, block_q)
+    block_v, parts = xe_shares.columns(desc, block_q)
     if desc.algorithm == "flash_decode":
-        threads = xe.sharers(desc, block_q) if block_q % 8 == 0 else 1  # splits of the keys fill the device
+        threads = xe_shares.sharers(desc, block_q) if block_q % 8 == 0 else 1  # splits of the keys fill the device
         if desc.split_keys:
-            return Config(block_q, block_k, block_v, parts, xe.SCHEDULE.turns, turns=xe.SCHEDULE.turns)
+            return Config(block_q, block_k, block_v, parts, xe_shares.SCHEDULE.turns, turns=xe_shares.SCHEDULE.turns)
         if threads > 1:
             return Config(block_q, block_k, desc.head_dim_v // threads, threads, threads, team=threads)
         return Config(block_q, block_k, block_v, parts)
     if desc.split_keys:
-        tiles, turns = xe.turns(desc, block_q, block_k)
+        tiles, turns = xe_shares.turns(desc, block_q, block_k)
         return Config(block_q, block_k, block_v, parts, tiles * turns, turns=turns)
-    if teamed := xe.team(desc, block_q, block_k):
+    if teamed := xe_shares.team(desc, block_q, block_k):
         block_k, block_v, parts, tiles, threads = teamed
         return Config(block_q, block_k, block_v, parts, tiles * threads, team=threads)
-    return Config(block_q, block_k, block_v, parts, xe.neighbours(desc, block_q))
+    return Config(block_q, block_k, block_v, parts, xe_shares.neighbours(desc, block_q))

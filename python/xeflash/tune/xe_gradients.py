@@ -5,7 +5,7 @@ from __future__ import annotations
 from xeflash.tune import shared
 from xeflash.tune.desc import Desc
 from xeflash.tune.spills import changes_scores, is_heavy
-from xeflash.tune.xe import neighbours, share
+from xeflash.tune.xe_shares import neighbours, share
 
 # Most columns of dQ, or of dK and of dV, in the registers of a thread; a team of two is wanted for more than half.
 _MOST_COLUMNS = {"flash_bwd_dq": 128, "flash_bwd_dkv": 64}
