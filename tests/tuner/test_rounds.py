@@ -48,6 +48,18 @@ def test_copies_of_the_first_candidate_rarely_win():
     assert all(choose([1.0, 0.9], noise=0.05, seed=seed)[0].value == 1 for seed in range(20))
 
 
+def test_the_second_best_may_win():
+    """The best was so in its first process alone."""
+    machine = Machine([1.0, 1.0, 0.71], noise=0.05)
+
+    def sample(number, case):
+        return machine.sample(number, case) * (0.7 if number == 1 and machine.process == 0 else 1)
+
+    faults = {}
+    assert rounds.choose("abc", faults, CASES, sample, machine.renew).value == "c"
+    assert faults == {1: "not faster beyond the noise"}
+
+
 def test_what_is_faster_by_less_than_the_noise_does_not_win():
     choice, faults = choose([1.0, 0.985], noise=0.1, seed=3)
     assert choice.value == 0 and faults in ({}, {1: "not faster beyond the noise"})

@@ -287,6 +287,8 @@ def _print_table(rows: list[Row], found: Found) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from xeflash.tuner.rounds import STOPPED
+
     table = Table(box=None)
     unit = "ms" if found.tuning.by == "times" else "instructions / 1000 scores"
     for name in ("key", "tables", unit, "chosen", unit, "ratio", "note"):
@@ -296,7 +298,7 @@ def _print_table(rows: list[Row], found: Found) -> None:
             continue
         first, *others = choice.trials
         won = next((x for x in others if x.value == choice.value), None)
-        told = won or max(others, key=lambda x: x.ratio or 0)
+        told = won or max(others, key=lambda x: (not x.note.startswith(STOPPED), x.ratio or 0))
         ratio = "" if told.ratio is None else f"{told.ratio:.3f} ({told.low:.3f} to {told.high:.3f})"
         note = "" if won else f"best other: {_said(told.value)}" + (f", {told.note}" if told.note else "")
         figures = [f"{x.ms:.3f}" if x and x.ms else "" for x in (first, won)]

@@ -21,9 +21,9 @@ from xeflash.bench.cases import Case
 from xeflash.bench.environ import available_memory, last_level_cache, too_large
 from xeflash.bench.timing import settle
 
-_MEANS = 5  # of a sample
+_FEWEST_MEANS, _MOST_MEANS = 3, 15  # of a sample
 _SECONDS = 3e-3  # each is of at least so long
-_MOST_TURNS = 64
+_SECONDS_OF_SAMPLE = 60e-3
 _LONG_SECONDS = 20e-3  # before longer calls nothing has to be woken
 _GPU_BYTES = 512 << 20  # more than the last-level cache of any of them
 _ALIGNED = 64  # numbers
@@ -108,11 +108,12 @@ class Prepared:
         if not self._seconds:
             self._run(len(self._calls))
             self._seconds = self._run(len(self._calls))
-        turns = min(max(math.ceil(_SECONDS / (len(self._calls) * self._seconds)), 1), _MOST_TURNS)
+        calls = len(self._calls) * math.ceil(_SECONDS / (len(self._calls) * self._seconds))
+        means = math.ceil(_SECONDS_OF_SAMPLE / (calls * self._seconds))
         settle()
         if self._seconds < _LONG_SECONDS:
             self._run(1)
-        return 1e3 * min(self._run(turns * len(self._calls)) for _ in range(_MEANS))
+        return 1e3 * min(self._run(calls) for _ in range(min(max(means, _FEWEST_MEANS), _MOST_MEANS)))
 
     def _run(self, count: int) -> float:
         """Returns the mean seconds of calls back to back."""
