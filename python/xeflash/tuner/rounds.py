@@ -64,26 +64,40 @@ def choose(
     medians = {x: spread(ratios(*found[x]))[0] for x in times if x and x not in faults}
     winner = 0
     for best in sorted(medians, key=lambda x: -medians[x])[:_MOST_TRIED]:
-        if not (why := _not_faster(*found[best], cases)):
-            again: Times = {}
-            for _ in range(PROCESSES):
-                renew([0, best])
-                for number, own in _race([0, best], cases, sample, DECIDING, faults, stops=False).items():
-                    again.setdefault(number, []).extend(own)
-                if best in faults:
-                    del found[best]
-                    break
-            else:
-                found |= {number: (again[0], again[number]) for number in (0, best)}
-                why = _not_faster(*found[best], cases)
-                winner = 0 if why else best
-        if winner:
+        why = _not_faster(*found[best], cases)
+        if not why:
+            again = _in_new_processes(best, cases, sample, faults, renew)
+            if best in faults:
+                del found[best]
+                continue
+            found |= {number: (again[0], again[number]) for number in (0, best)}
+            why = _not_faster(*found[best], cases)
+        if not why:
+            winner = best
             break
-        faults.setdefault(best, why)
+        faults[best] = why
     trials = [
         _trial(value, *found.get(number, ([], [])), faults.get(number, "")) for number, value in enumerate(candidates)
     ]
     return Choice(candidates[winner], tuple(trials))
+
+
+def _in_new_processes(
+    best: int,
+    cases: Sequence[_Case],
+    sample: Sample[_Case],
+    faults: dict[int, str],
+    renew: Callable[[Sequence[int]], None],
+) -> Times:
+    """Times a candidate beside the first one, in several processes of each, or until it fails."""
+    times = Times()
+    for _ in range(PROCESSES):
+        renew([0, best])
+        for number, own in _race([0, best], cases, sample, DECIDING, faults, stops=False).items():
+            times.setdefault(number, []).extend(own)
+        if best in faults:
+            break
+    return times
 
 
 def _race(
