@@ -84,8 +84,10 @@ def test_processes_end_where_their_candidates_change(answering, tmp_path):
 def served(*requests):
     """The answers of the real worker, in this process."""
     answers = io.StringIO()
-    worker.serve("cpu", io.StringIO("".join(json.dumps(one) + "\n" for one in requests)), answers)
-    return [json.loads(line) for line in answers.getvalue().splitlines()]
+    worker._prepared.cache_clear()
+    asked = io.StringIO("".join(json.dumps(one) + "\n" for one in requests))
+    worker.worker.serve("cpu", asked, answers, worker.respond)
+    return [json.loads(line) for line in answers.getvalue().splitlines()[1:]]
 
 
 def request(do, **changed):
@@ -95,6 +97,7 @@ def request(do, **changed):
 def test_the_worker_checks_and_times_calls():
     decode = {"phase": "decode", "seq_q": 1, "seq_k": 127, "causal": False}
     about, ran, checked, timed, trained, other, none = served(
+        {"do": "describe"},
         request("run"),
         request("check"),
         request("time", **decode),
@@ -109,7 +112,7 @@ def test_the_worker_checks_and_times_calls():
         and timed["status"] == "ok"
         and timed["ms"] > 0
     )
-    assert trained == served(request("check", phase="backward"))[1]
+    assert trained == served(request("check", phase="backward"))[0]
     assert len(trained["bits"]) == 64 and trained["bits"] != other["bits"]
     assert none["status"] == "no memory" and "MemoryError: needs about" in none["note"]
 
@@ -117,7 +120,7 @@ def test_the_worker_checks_and_times_calls():
 def test_the_worker_sees_a_wrong_result(monkeypatch):
     ours = forms.our_form
     monkeypatch.setattr(forms, "our_form", lambda *a: lambda: ours(*a)() + torch.tensor(0.01))
-    _, checked = served(request("check"))
+    (checked,) = served(request("check"))
     assert checked["status"] == "wrong" and "error 1.00e-02" in checked["note"]
 
 

@@ -125,7 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
     shapes = shapes_of(arguments.model_shapes or (), arguments.head_dim or HEAD_DIMS)
     about = described(command(arguments.device))
     tuning = dataclasses.replace(Tuning.from_json(about["tuning"]), by=by)
-    if by == "times" and about["torch"] is None:
+    if by == "times" and not about["torch"]:
         raise ValueError(f"it times torch's arrays, and torch has not the device {tuning.name}")
     device, on_cpu = tuning.device, tuning.device.arch.startswith("cpu-")
     dtypes = arguments.dtype or (("bf16", "fp16", "fp32") if on_cpu else ("bf16", "fp16"))

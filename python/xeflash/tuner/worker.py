@@ -1,6 +1,6 @@
 """A process that checks and times calls with the sizes that XEFLASH_TUNED says: `-m xeflash.tuner.worker DEVICE`.
 
-A request and its answer are a line of JSON each.
+It is the self-test's worker, with other requests.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ import functools
 import hashlib
 import importlib
 import itertools
-import json
 import math
-import os
-import sys
 import time
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any
 
 from xeflash.bench.cases import Case
 from xeflash.bench.environ import available_memory, last_level_cache, too_large
 from xeflash.bench.timing import settle
+from xeflash.selftest import worker
+from xeflash.selftest.pool import Answer
 
 _FEWEST_MEANS, _MOST_MEANS = 3, 15  # of a sample
 _SECONDS = 3e-3  # each is of at least so long
@@ -124,9 +123,26 @@ class Prepared:
         return (time.perf_counter() - start) / count
 
 
-def _answer(request: dict[str, Any], prepare: Callable[[Case], Prepared]) -> dict[str, Any]:
+@functools.cache
+def _numbers(device: str) -> Numbers:
+    return Numbers(device)
+
+
+@functools.lru_cache(maxsize=_MOST_CASES)
+def _prepared(case: Case, device: str) -> Prepared:
+    return Prepared(case, device, _numbers(device))
+
+
+def respond(request: Answer, arrays: object, facts: Answer) -> Answer:  # noqa: ARG001
+    """Returns an answer: a tuning of the device that has no choices yet, or what a case gives."""
+    named = str(facts["arrays"]).removeprefix("torch on ")  # else of arrays that are not timed
+    device = "" if facts["simulated"] or named == facts["arrays"] else named
     try:
-        prepared = prepare(Case(**request["case"]))
+        if request["do"] == "describe":
+            tuned: Any = importlib.import_module("xeflash.tune.tuned")
+            tuning = tuned.new_tuning(facts["arch"], facts["name"], facts["driver"])
+            return {"tuning": tuning.to_json(), "torch": device}
+        prepared = _prepared(Case(**request["case"]), device)
         if request["do"] == "run":
             return prepared.run()
         return prepared.check() if request["do"] == "check" else {"status": "ok", "ms": prepared.sample()}
@@ -136,31 +152,5 @@ def _answer(request: dict[str, Any], prepare: Callable[[Case], Prepared]) -> dic
         return {"status": status, "note": f"{kind}: {error}".splitlines()[0]}
 
 
-def serve(device: str, requests: TextIO, answers: TextIO) -> None:
-    """Describes the device, then answers requests until they end."""
-
-    def say(answer: dict[str, Any]) -> None:
-        print(json.dumps(answer), file=answers, flush=True)
-
-    try:
-        open_device: Any = importlib.import_module("xeflash.selftest.device").open_device
-        tuned: Any = importlib.import_module("xeflash.tune.tuned")
-        _, facts = open_device(device)
-        tuning = tuned.new_tuning(facts["arch"], facts["name"], facts["driver"]).to_json()
-    except Exception as error:
-        say({"refused": str(error)})
-        return
-    named = str(facts["arrays"]).removeprefix("torch on ")  # else of arrays that are not timed
-    torch_device = None if facts["simulated"] or named == facts["arrays"] else named
-    say({"tuning": tuning, "torch": torch_device})
-    numbers = Numbers(torch_device or "")
-    prepare = functools.lru_cache(maxsize=_MOST_CASES)(lambda case: Prepared(case, torch_device or "", numbers))
-    for line in requests:
-        say(_answer(json.loads(line), prepare))
-
-
 if __name__ == "__main__":
-    own = os.fdopen(os.dup(1), "w")  # libraries write to stdout, too
-    os.dup2(2, 1)
-    serve(sys.argv[1], sys.stdin, own)
-    os._exit(0)  # without the destructors of a driver that may be broken
+    worker.main(respond)

@@ -34,11 +34,14 @@ def described(words: Sequence[str]) -> Answer:
     worker = _start(words, "off")
     try:
         worker.greet()
+        about = worker.ask({"do": "describe"})
     except Died as death:
         raise Refused(str(death)) from death
     finally:
         worker.end()
-    return worker.device
+    if "tuning" not in about:
+        raise Refused(str(about["note"]))
+    return about
 
 
 class Lanes:
