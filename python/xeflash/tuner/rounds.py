@@ -22,6 +22,7 @@ Sample = Callable[[int, _Case], float]  # the milliseconds of a candidate's call
 Times = dict[int, list[list[float]]]  # of each case, by candidate and round
 
 ROUNDS = 9
+PARTS = 3  # turns of each candidate in a round; the best counts, so that all have the same quiet moments
 FEWEST = 4  # rounds before a candidate is stopped
 PROCESSES = 4  # new ones, in which a winner has to be faster again
 DECIDING = 4  # rounds in each of them
@@ -111,16 +112,20 @@ def _race(
     """Times candidates, of which 0 is always one, in rounds; raises Failed if it fails."""
     alive, times = list(running), Times()
     for turn in range(rounds):
-        for number in rotated(alive, turn):
-            try:
-                taken = [sample(number, case) for case in cases]
-            except Failed as error:
-                if number == 0:
-                    raise
-                faults[number] = str(error)
-                times.pop(number, None)  # what failed has no time
-                continue
-            times.setdefault(number, []).append(taken)
+        taken: dict[int, list[float]] = {}
+        for part in range(PARTS):
+            for number in [x for x in rotated(alive, PARTS * turn + part) if x not in faults]:
+                try:
+                    some = [sample(number, case) for case in cases]
+                    taken[number] = [min(pair) for pair in zip(some, taken.get(number, some), strict=True)]
+                except Failed as error:
+                    if number == 0:
+                        raise
+                    faults[number] = str(error)
+                    for of in (taken, times):  # what failed has no time
+                        of.pop(number, None)
+        for number, best in taken.items():
+            times.setdefault(number, []).append(best)
         alive = [number for number in alive if number not in faults]
         if stops and turn + 1 >= FEWEST:
             alive = _not_beaten(alive, times, faults)

@@ -20,9 +20,9 @@ from xeflash.bench.timing import settle
 from xeflash.selftest import worker
 from xeflash.selftest.pool import Answer
 
-_FEWEST_MEANS, _MOST_MEANS = 3, 15  # of a sample
+_MOST_MEANS = 5  # of a sample
 _SECONDS = 3e-3  # each is of at least so long
-_SECONDS_OF_SAMPLE = 60e-3
+_SECONDS_OF_SAMPLE = 20e-3
 _LONG_SECONDS = 20e-3  # before longer calls nothing has to be woken
 _GPU_BYTES = 512 << 20  # more than the last-level cache of any of them
 _ALIGNED = 64  # numbers
@@ -112,7 +112,7 @@ class Prepared:
         settle()
         if self._seconds < _LONG_SECONDS:
             self._run(1)
-        return 1e3 * min(self._run(calls) for _ in range(min(max(means, _FEWEST_MEANS), _MOST_MEANS)))
+        return 1e3 * min(self._run(calls) for _ in range(min(means, _MOST_MEANS)))
 
     def _run(self, count: int) -> float:
         """Returns the mean seconds of calls back to back."""
