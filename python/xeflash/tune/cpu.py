@@ -1,8 +1,4 @@
-"""Tables of the SYCL CPU device.
-
-`python perf/sweep.py --device cpu --algorithm flash_fwd --row 5` times what the fifth row chooses beside other blocks;
-without --row, each row of the table that serves this machine.
-"""
+"""Tables of the SYCL CPU device, whose tiles `xeflash tune --device cpu` times beside each other."""
 
 from __future__ import annotations
 
