@@ -60,6 +60,16 @@ def test_the_second_best_may_win():
     assert faults == {1: "not faster beyond the noise"}
 
 
+def test_more_turns_find_quiet_moments():
+    """A call is twice as slow in two of three of its turns, as beside another program."""
+    machine, busy = Machine([1.0, 0.85], noise=0.02), random.Random(5)
+
+    def sample(number, case):
+        return machine.sample(number, case) * (2 if busy.random() < 0.7 else 1)
+
+    assert rounds.choose("ab", {}, CASES, sample, machine.renew).value == "b"
+
+
 def test_what_is_faster_by_less_than_the_noise_does_not_win():
     choice, faults = choose([1.0, 0.985], noise=0.1, seed=3)
     assert choice.value == 0 and faults in ({}, {1: "not faster beyond the noise"})

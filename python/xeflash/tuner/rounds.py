@@ -3,7 +3,7 @@
 All candidates run some rounds; one that is slower than another in each of them is stopped. The best of the others has
 to be faster beyond the noise: 10 to 90 % of its ratios lie above 1. So it has to be once more, in rounds of processes
 that are new several times: memory that a process happens to get makes a kernel faster, or slower, by some percent. If
-it is not, the second best may try.
+it is not, the second best may try. Where the noise is large, turns become more, as quiet moments are rare.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ Times = dict[int, list[list[float]]]  # of each case, by candidate and round
 
 ROUNDS = 9
 PARTS = 3  # turns of each candidate in a round; the best counts, so that all have the same quiet moments
+MORE_PARTS = 9  # where that leaves what is faster by so much within the noise
+_PROMISING = 1.03
 FEWEST = 4  # rounds before a candidate is stopped
 PROCESSES = 4  # new ones, in which a winner has to be faster again
 DECIDING = 4  # rounds in each of them
-STOPPED = "stopped"
+STOPPED, _NOISE = "stopped", "not faster beyond the noise"
 _MOST_TRIED = 2  # candidates that try to be faster again
 
 
@@ -60,19 +62,24 @@ def choose(
     `renew` gives candidates new processes. Raises Failed if the first candidate does.
     """
     running = [number for number in range(len(candidates)) if number not in faults]
-    times = _race(running, cases, sample, ROUNDS, faults, stops=True)
+    times = _race(running, cases, sample, ROUNDS, faults, PARTS, stops=True)
     found = {number: (times[0], own) for number, own in times.items()}
     medians = {x: spread(ratios(*found[x]))[0] for x in times if x and x not in faults}
     winner = 0
+
+    def judged(again: Times) -> str:
+        if best in faults:
+            del found[best]
+            return faults[best]
+        found.update({number: (again[0], again[number]) for number in (0, best)})
+        return _not_faster(*found[best], cases)
+
     for best in sorted(medians, key=lambda x: -medians[x])[:_MOST_TRIED]:
-        why = _not_faster(*found[best], cases)
-        if not why:
-            again = _in_new_processes(best, cases, sample, faults, renew)
-            if best in faults:
-                del found[best]
-                continue
-            found |= {number: (again[0], again[number]) for number in (0, best)}
-            why = _not_faster(*found[best], cases)
+        why, parts = _not_faster(*found[best], cases), PARTS
+        if why == _NOISE and medians[best] >= _PROMISING:
+            parts = MORE_PARTS
+            why = judged(_race([0, best], cases, sample, ROUNDS, faults, parts))
+        why = why or judged(_in_new_processes(best, cases, sample, faults, renew, parts))
         if not why:
             winner = best
             break
@@ -89,12 +96,13 @@ def _in_new_processes(
     sample: Sample[_Case],
     faults: dict[int, str],
     renew: Callable[[Sequence[int]], None],
+    parts: int,
 ) -> Times:
     """Times a candidate beside the first one, in several processes of each, or until it fails."""
     times = Times()
     for _ in range(PROCESSES):
         renew([0, best])
-        for number, own in _race([0, best], cases, sample, DECIDING, faults, stops=False).items():
+        for number, own in _race([0, best], cases, sample, DECIDING, faults, parts).items():
             times.setdefault(number, []).extend(own)
         if best in faults:
             break
@@ -107,14 +115,15 @@ def _race(
     sample: Sample[_Case],
     rounds: int,
     faults: dict[int, str],
-    stops: bool,
+    parts: int,
+    stops: bool = False,
 ) -> Times:
     """Times candidates, of which 0 is always one, in rounds; raises Failed if it fails."""
     alive, times = list(running), Times()
     for turn in range(rounds):
         taken: dict[int, list[float]] = {}
-        for part in range(PARTS):
-            for number in [x for x in rotated(alive, PARTS * turn + part) if x not in faults]:
+        for part in range(parts):
+            for number in [x for x in rotated(alive, parts * turn + part) if x not in faults]:
                 try:
                     some = [sample(number, case) for case in cases]
                     taken[number] = [min(pair) for pair in zip(some, taken.get(number, some), strict=True)]
@@ -148,7 +157,7 @@ def _not_beaten(alive: list[int], times: Times, faults: dict[int, str]) -> list[
 def _not_faster(first: Sequence[Sequence[float]], other: Sequence[Sequence[float]], cases: Sequence[_Case]) -> str:
     """Returns why a candidate is not faster beyond the noise, which is that of all cases, or "" if it is."""
     if spread(ratios(first, other))[1] <= 1:
-        return "not faster beyond the noise"
+        return _NOISE
     for place, case in enumerate(cases):
         if spread([one[place] / two[place] for one, two in zip(first, other, strict=True)])[2] < 1:
             return f"slower in {getattr(case, 'label', case)}"
