@@ -274,6 +274,8 @@ def _look_up(arch: str, name: str, driver: str, say: Callable[[Level, str], None
     found: list[_Found] = []
     if device is not None:
         level = Level("file", asked or str(path_of(device)))
+        if asked and not os.path.isfile(asked):  # a pipe has no end that a process may wait for
+            raise ValueError(f"xeflash: XEFLASH_TUNED must be off or a file, got {asked!r}")
         try:
             tuning = Tuning.from_json(Path(asked).read_text()) if asked else read(device)
             why = why_not(tuning, device)
@@ -284,8 +286,7 @@ def _look_up(arch: str, name: str, driver: str, say: Callable[[Level, str], None
                 numbers = {key: choice.value for key, choice in tuning.schedule.items()}
                 found.append(_Found(level, choices, numbers))
         except FileNotFoundError:
-            if asked:
-                raise ValueError(f"xeflash: XEFLASH_TUNED must be off or a file, got {asked!r}") from None
+            pass
         except (OSError, ValueError) as error:
             say(level, str(error))
     names = [("device", f"{arch}-{device.units}.json")] if device else []
