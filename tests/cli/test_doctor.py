@@ -109,6 +109,7 @@ MISSING_9 = "ImportError: libsycl.so.9: cannot open shared object file: No such 
             "--force-reinstall",
         ),
         ("ImportError: version `GLIBCXX_3.4.32' not found", {}, "too old", "--no-binary xeflash"),
+        ("ValueError: XEFLASH_TUNED must be off or a file, got 'OFF'", {}, "got 'OFF'", "unset XEFLASH_TUNED"),
         ("RuntimeError: something else", {}, "something else", "pip install"),
     ],
 )

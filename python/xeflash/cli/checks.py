@@ -67,6 +67,8 @@ def explain_import_error(error: str, facts: Facts) -> Check:
             "core", "error", f"the C++ module is absent: {error}",
             "pip install --force-reinstall --no-deps xeflash",
         )  # fmt: skip
+    if "XEFLASH_TUNED" in error:
+        return Check("core", "error", error, "unset XEFLASH_TUNED")
     if "has loaded libsycl" in error:
         return Check("core", "error", error, f"pip install --upgrade {SYCL} dpctl, and a torch of that year")
     if wanted is not None and "cannot open shared object" in error:
