@@ -1,10 +1,12 @@
 """No names and paths in a report."""
 
 import getpass
+import json
 import socket
 from pathlib import Path
 
 import pytest
+from xeflash.cli.report import Report
 from xeflash.report.private import without_names
 
 
@@ -40,3 +42,13 @@ def test_this_machine_is_not_named():
     for path in (Path.cwd(), Path(__file__)):
         assert str(path) not in without_names(f"at {path}, {path}/x")
     assert getpass.getuser() not in without_names(f"{getpass.getuser()} did")
+
+
+def test_a_user_may_be_called_as_a_word_of_the_report(tmp_path, monkeypatch):
+    monkeypatch.setenv("USER", "status")
+    report, row = Report(tmp_path / "report.json"), {"status": "ok", "note": "status: /opt/x.so"}
+    report.keep(card={"cases": [row]}, device={"name": "status"})
+    assert report.parts["card"]["cases"] == [row]  # which is judged
+    found = json.loads(report.file.read_text())
+    assert found["card"]["cases"] == [{"status": "ok", "note": "(name): .../x.so"}]
+    assert found["device"] == {"name": "status"}

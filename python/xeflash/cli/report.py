@@ -69,16 +69,16 @@ class Report:
     def __init__(self, file: Path, **parts: Any) -> None:
         """Takes the first parts."""
         self.file, self.full = file, ""
-        found = {"report": _FORMAT, "complete": False, "environment": environment(), **parts}
-        self.parts: dict[str, Any] = without_names(found)
+        self.parts: dict[str, Any] = {"report": _FORMAT, "complete": False, "environment": environment(), **parts}
 
     def keep(self, **parts: Any) -> None:
-        """Adds parts, and writes the file; a full disk is told at the end."""
-        device = parts.pop("device", None)  # the name of a card is no host's, though a host may have it
-        self.parts |= without_names(parts) | ({"device": device} if device else {})
+        """Adds parts, and writes the file, which has no names; a full disk is told at the end."""
+        self.parts |= parts
         if grows(self.file) or self.parts["complete"]:
+            # The name of a card is no host's, though a host may have it.
+            shown = without_names(self.parts) | {x: self.parts[x] for x in ("device",) if x in self.parts}
             try:
-                write_whole(self.file, json.dumps(self.parts, indent=1, default=str) + "\n")
+                write_whole(self.file, json.dumps(shown, indent=1, default=str) + "\n")
                 self.full = ""
             except OSError as error:
                 self.full = f"{self.file}: {error.strerror}"
@@ -164,7 +164,7 @@ def _run(report: Report, kept: journal.Journal, arguments: argparse.Namespace) -
         try:
             pool = started(min(4, usable_cpus()))
             timed = not (arguments.no_times or pool.device.get("simulated"))
-            report.keep(device=pool.device, timed=timed)
+            report.keep(timed=timed, device=pool.device)
             if why := _selftest(pool, report, kept, timed):
                 raise Refused(f"no kernel runs on {pool.device.get('name')}: {why}")
             end = time.monotonic() + 60 * arguments.minutes

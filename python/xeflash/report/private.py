@@ -28,7 +28,8 @@ def without_names(found: Any) -> Any:
         if isinstance(x, str):
             return cleaned(x)
         if isinstance(x, dict):
-            return {cleaned(str(key)): walk(value) for key, value in x.items()}
+            # A user may be called as a field is.
+            return {key if str(key).isidentifier() else cleaned(str(key)): walk(value) for key, value in x.items()}
         return [walk(item) for item in x] if isinstance(x, list | tuple) else x
 
     return walk(found)
