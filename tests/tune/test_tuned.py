@@ -150,6 +150,7 @@ BAD = {
     "a choice without trials": (lambda: broken(choices={KEY: {"value": [16, 96]}}), "value and trials"),
     "a number that is none": (lambda: broken(schedule={"turn_keys": {"value": 1.5, "trials": []}}), "got 1.5"),
     "a time that is none": (lambda: with_trial(ms=float("nan")), "got nan"),
+    "a ratio that no float has": (lambda: with_trial(ratio=10**400), "at most 1e\\+09, got 1000"),
     "a ratio that is a text": (lambda: with_trial(ratio="2"), "got '2'"),
 }
 

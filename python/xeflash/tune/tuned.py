@@ -30,6 +30,7 @@ Value = TypeVar("Value", Blocks, int)  # of a kernel, or of a number of the sche
 
 _FORMAT = 1
 _MOST_BYTES = 1 << 24
+_MOST = 1e9  # of a time or ratio
 _DEVICES = Path(__file__).parent / "devices"
 # Looked at once, when the package is imported: a first call without a file looks at one path, that of the user's file.
 _DATABASE = frozenset(os.listdir(_DEVICES)) if _DEVICES.is_dir() else frozenset()
@@ -306,8 +307,8 @@ def _choice(key: str, found: Mapping[str, Any], value: Callable[[str, Any], Valu
     trials = tuple(Trial(**{**one, "value": value(key, one["value"])}) for one in found["trials"])
     for trial in trials:
         for number in (trial.ms, trial.ratio, trial.low, trial.high):
-            if not (number is None or (type(number) in (int, float) and 0 < number < float("inf"))):
-                raise ValueError(f"{key}: a time or ratio must be positive, got {number!r}")
+            if not (number is None or (type(number) in (int, float) and 0 < number <= _MOST)):
+                raise ValueError(f"{key}: a time or ratio must be positive, at most {_MOST:g}, got {number!r}")
         if not isinstance(trial.note, str):
             raise ValueError(f"{key}: a note must be a text, got {trial.note!r}")
     return Choice(value(key, found["value"]), trials)
