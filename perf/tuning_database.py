@@ -25,7 +25,9 @@ from xeflash.bench.files import write_whole
 from xeflash.report.judged import without_impossible
 from xeflash.selftest.limits import limits_of
 from xeflash.tune import tuned
+from xeflash.tune.table import schedule_candidates
 from xeflash.tune.tuned import Choice, Tuning, Value
+from xeflash.tune.xe import ARCHITECTURES
 
 DEVICES = Path(tuned.__file__).parent / "devices"
 
@@ -92,8 +94,12 @@ def faults_of(tuning: Tuning) -> Iterator[str]:
         yield f"by must be times, as counts are no measurement, got {tuning.by}"
     if tuning.tables != tuned.tables_hash():
         yield f"tables must be {tuned.tables_hash()}, those of this checkout, got {tuning.tables}"
-    if not re.fullmatch("[a-z0-9-]+", tuning.device.arch):
-        yield f"device.arch must be a name as bmg, got {tuning.device.arch!r}"
+    arch = tuning.device.arch
+    if arch not in ARCHITECTURES and not re.fullmatch("cpu-[a-z0-9-]+", arch):
+        yield f"device.arch must be one of {', '.join(ARCHITECTURES)}, or a CPU's, got {arch!r}"
+    for name, number in tuning.schedule.items():
+        if number.value not in schedule_candidates(arch).get(name, ()):
+            yield f"{name}: the choice {number.value} must be one of {arch}'s candidates"
     choices: dict[str, Choice[Any]] = {**tuning.choices, **tuning.schedule}
     for key, choice in choices.items():
         found = next((trial for trial in choice.trials if trial.value == choice.value), None)

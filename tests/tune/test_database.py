@@ -24,6 +24,9 @@ def database(monkeypatch, tmp_path):
     return tuning_database
 
 
+NO_CANDIDATE = Choice(7, (Trial(7, 1.0, 1.0, 1.0, 1.0),))
+
+
 def choice(chosen, notes=(), **ratios):
     """The first of the ratios is the tables'."""
     return Choice(chosen, tuple(Trial(globals()[name], 1 / x, x, x, x) for name, x in ratios.items()))
@@ -131,7 +134,12 @@ WRONG = Choice(B, (Trial(A, 1.0, 1.0), Trial(B, 0.5, 2.0, note="error 0.2, allow
         ({"choices": {KEY: choice(C, A=1, B=2)}}, "(32, 64) must have been timed without a fault, got no trial of it"),
         ({"choices": {KEY: Choice(A, (Trial(A),))}}, "(64, 64) must have been timed without a fault, got no time"),
         ({"choices": {KEY: Choice(A)}}, "(64, 64) must have been timed without a fault, got no trial of it"),
-        ({"device": DeviceKey("../bmg", "", 1, 1)}, "device.arch must be a name as bmg, got '../bmg'"),
+        (
+            {"device": DeviceKey("../bmg", "", 1, 1)},
+            "device.arch must be one of pvc, bmg, dg2, or a CPU's, got '../bmg'",
+        ),
+        ({"schedule": {"merge_keys": NO_CANDIDATE}}, "merge_keys: the choice 7 must be one of bmg's candidates"),
+        ({"schedule": {"keys": NO_CANDIDATE}}, "keys: the choice 7 must be one of bmg's candidates"),
     ],
 )
 def test_a_tuning_that_has_no_place_is_refused(database, tmp_path, capsys, changed, message):
