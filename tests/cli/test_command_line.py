@@ -26,7 +26,7 @@ def test_sizes_may_end_in_k(text, size):
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "k", "1m", "1.5k", "one", "0k"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "k", "1m", "1.5k", "one", "0k", "2147483649"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ValueError, match=re.escape(repr(text))):
         parse_size(text)

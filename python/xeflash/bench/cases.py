@@ -186,11 +186,14 @@ def expand(phase: str, grid: Grid) -> list[Case]:
     return cases
 
 
+_MOST = 1 << 31
+
+
 def parse_size(text: str) -> int:
     """Returns the positive number in "4096" or "4k" (k = 1024)."""
     number, unit = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
-    if not number.isdecimal() or int(number) == 0:
-        raise ValueError(f"a positive whole number such as 4096 or 4k is wanted, got {text!r}")
+    if not number.isdecimal() or not 0 < int(number) <= _MOST:
+        raise ValueError(f"a positive whole number such as 4096 or 4k, at most {_MOST}, is wanted, got {text!r}")
     return int(number) * unit
 
 
