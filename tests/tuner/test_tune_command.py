@@ -46,7 +46,8 @@ def run(*options):
         (["--model-shapes", "llama-3-8b"], "--head-dim must be left out with --model-shapes"),
         (["--json", "no/such/folder/x"], "--json must be a file that can be written, got no/such/folder/x"),
         (["--output", "no/such/folder/x"], "--output must be a file that can be written, got no/such/folder/x"),
-        (["--minutes", "0"], "a positive whole number such as 4096 or 4k is wanted, got '0'"),
+        (["--json", "x", "--output", os.path.abspath("x")], "--output must be another file than --json, got"),
+        (["--minutes", "0"], "a positive whole number such as 4096 or 4k, at most 2147483648, is wanted, got '0'"),
         (["--phase", "prefil"], "choose from prefill, decode, verify, train, got 'prefil'"),
     ],
 )
