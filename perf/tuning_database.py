@@ -97,6 +97,7 @@ def faults_of(tuning: Tuning) -> Iterator[str]:
     arch = tuning.device.arch
     if arch not in ARCHITECTURES and not re.fullmatch("cpu-[a-z0-9-]+", arch):
         yield f"device.arch must be one of {', '.join(ARCHITECTURES)}, or a CPU's, got {arch!r}"
+        return
     for name, number in tuning.schedule.items():
         if number.value not in schedule_candidates(arch).get(name, ()):
             yield f"{name}: the choice {number.value} must be one of {arch}'s candidates"
