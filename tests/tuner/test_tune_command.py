@@ -1,5 +1,6 @@
 """`xeflash tune`: what it refuses, keeps and says, with processes that answer in the place of a device."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -58,6 +59,13 @@ def test_what_does_not_go_together_is_refused(options, rule, capsys):
         code = error.code
     assert code == 2
     assert rule in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_what_it_needs_is_named(monkeypatch, capsys, name):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda asked: None if asked == name else object())
+    assert run() == 2
+    assert f"it needs {name}" in capsys.readouterr().err
 
 
 def test_a_device_that_cannot_be_opened_is_refused(monkeypatch, capsys):

@@ -155,6 +155,8 @@ def _refuse(arguments: argparse.Namespace, by: str, simulated: bool) -> None:
             raise ValueError(f"--{name} must be a file that can be written, got {why}")
     if arguments.output and arguments.json and arguments.output.resolve() == arguments.json.resolve():
         raise ValueError(f"--output must be another file than --json, got {arguments.output}")
+    if importlib.util.find_spec("numpy") is None:
+        raise ValueError("it needs numpy; try: pip install numpy")
     if not simulated and importlib.util.find_spec("torch") is None:
         raise ValueError("it needs torch, whose arrays it times; try: pip install torch")
 
