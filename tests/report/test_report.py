@@ -120,7 +120,8 @@ def test_calls_are_left_out_when_the_time_is_over(worker_says, monkeypatch):
 @pytest.mark.parametrize(("code", "failed"), [(0, None), (1, "xeflash tune ended with 1")])
 def test_the_tuner_is_a_part(worker_says, monkeypatch, code, failed):
     worker_says({})
-    monkeypatch.delenv("XEFLASH_KERNEL_LOG", raising=False)
+    for name in ("XEFLASH_KERNEL_LOG", "XEFLASH_TUNED"):
+        monkeypatch.delenv(name, raising=False)
     asked = []
 
     def run(words, env, **_):
@@ -140,9 +141,11 @@ def test_the_tuner_is_a_part(worker_says, monkeypatch, code, failed):
     [
         (["--json", "none/report.json"], "--json must be a file that can be written, got none/report.json"),
         (["--tune", "--no-times"], "--tune must be left out with --no-times"),
+        (["--tune"], "--tune must be left out where XEFLASH_TUNED is set"),
     ],
 )
 def test_refusals_end_with_2_before_all_work(monkeypatch, capsys, words, why):
+    monkeypatch.setenv("XEFLASH_TUNED", "off")
     monkeypatch.setattr(facts, "gather", lambda: pytest.fail("it began"))
     assert main(["report", *words]) == 2
     assert why in capsys.readouterr().err

@@ -116,6 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
         refused = "it needs numpy; try: pip install numpy"
     elif arguments.tune and arguments.no_times:
         refused = "--tune must be left out with --no-times, as a tuner measures times"
+    elif arguments.tune and os.environ.get("XEFLASH_TUNED"):
+        refused = "--tune must be left out where XEFLASH_TUNED is set, as no call reads what the tuner finds there"
     if refused:
         return _refuse(refused)
     with contextlib.ExitStack() as until_the_end:
