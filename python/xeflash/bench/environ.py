@@ -23,6 +23,7 @@ _VARIABLES = (
     "DPCPP_CPU_SCHEDULE",
     "CL_CONFIG_CPU_TARGET_ARCH",
     "ONEAPI_DEVICE_SELECTOR",
+    "XEFLASH_TUNED",
 )
 
 _CPUS = Path("/sys/devices/system/cpu")
