@@ -117,23 +117,50 @@ def test_calls_are_left_out_when_the_time_is_over(worker_says, monkeypatch):
     assert [row["status"] for row in data()["card"]["cases"]] == ["ok"] * 5 + ["left out"] * 8
 
 
-@pytest.mark.parametrize(("code", "failed"), [(0, None), (1, "xeflash tune ended with 1")])
-def test_the_tuner_is_a_part(worker_says, monkeypatch, code, failed):
+TUNER = """
+import signal, sys, time
+from pathlib import Path
+file, code = Path(sys.argv[1]), int(sys.argv[2])
+signal.signal(signal.SIGTERM, lambda *_: (file.write_text('{"format": 1}'), sys.exit(130)))
+if code == 130:
+    file.with_name("ready").touch()
+    time.sleep(100)
+file.write_text('{"format": 1}')
+sys.exit(code)
+"""
+
+
+class Tuner(subprocess.Popen):
+    """A process in the place of the tuner, which an interrupt meets if it is to end with 130."""
+
+    code, asked = 0, ()
+
+    def __init__(self, words, env, **how):
+        assert env["XEFLASH_KERNEL_LOG"].endswith("report.journal")
+        Tuner.asked = words
+        super().__init__([sys.executable, "-c", TUNER, words[-1], str(self.code)], **how)
+
+    def wait(self, timeout=None):
+        ready = Path(self.asked[-1]).with_name("ready")
+        while self.code == 130 and timeout is None:
+            if ready.exists():
+                raise KeyboardInterrupt
+            time.sleep(0.01)
+        return super().wait(timeout)
+
+
+@pytest.mark.parametrize("code", [0, 1, 130])
+def test_the_tuner_is_a_part(worker_says, monkeypatch, code):
+    """Also if an interrupt ends it, which then keeps what it found."""
     worker_says({})
     for name in ("XEFLASH_KERNEL_LOG", "XEFLASH_TUNED"):
         monkeypatch.delenv(name, raising=False)
-    asked = []
-
-    def run(words, env, **_):
-        assert env["XEFLASH_KERNEL_LOG"].endswith("report.journal")
-        asked.append(words)
-        Path(words[-1]).write_text('{"format": 1}')
-        return subprocess.CompletedProcess(words, code)
-
-    monkeypatch.setattr(report, "subprocess", SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr(Tuner, "code", code)
+    monkeypatch.setattr(report, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": Tuner}))
     assert main(["report", "--device", "xpu", "--tune", "--minutes", "6"]) == code
-    assert asked[0][2:8] == ["xeflash", "tune", "--device", "xpu", "--minutes", "3"]
-    assert data()["tuning"]["format"] == 1 and data()["tuning"].get("failed") == failed
+    assert Tuner.asked[2:8] == ["xeflash", "tune", "--device", "xpu", "--minutes", "3"]
+    failed = {"failed": f"xeflash tune ended with {code}"} if code else {}
+    assert data()["tuning"] == {"format": 1, **failed} and data()["complete"] == (code != 130)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +168,7 @@ def test_the_tuner_is_a_part(worker_says, monkeypatch, code, failed):
     [
         (["--json", "none/report.json"], "--json must be a file that can be written, got none/report.json"),
         (["--tune", "--no-times"], "--tune must be left out with --no-times"),
+        (["--tune", "--minutes", "1"], "--minutes must be at least 2 with --tune, which has half of them, got 1"),
         (["--tune"], "--tune must be left out where XEFLASH_TUNED is set"),
     ],
 )

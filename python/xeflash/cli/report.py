@@ -32,6 +32,7 @@ from xeflash.selftest.record import Record
 from xeflash.selftest.report import limits_of_device, to_data
 
 SECONDS = 180.0  # the limit of a case, which may be compiled first
+_SECONDS_TO_END = 10.0  # of the tuner, which ends its processes
 _FORMAT = 1
 
 
@@ -114,6 +115,8 @@ def run(arguments: argparse.Namespace) -> int:
         refused = f"--json must be a file that can be written, got {why}"
     elif importlib.util.find_spec("numpy") is None:
         refused = "it needs numpy; try: pip install numpy"
+    elif arguments.tune and arguments.minutes < 2:
+        refused = f"--minutes must be at least 2 with --tune, which has half of them, got {arguments.minutes}"
     elif arguments.tune and arguments.no_times:
         refused = "--tune must be left out with --no-times, as a tuner measures times"
     elif arguments.tune and os.environ.get("XEFLASH_TUNED"):
@@ -197,17 +200,37 @@ def _selftest(pool: Pool, report: Report, kept: journal.Journal, timed: bool) ->
 
 def _tune(report: Report, kept: journal.Journal, arguments: argparse.Namespace) -> None:
     """Runs the tuner in a process of its own, which has processes of its own."""
-    minutes = max(1, arguments.minutes // 2)
     kept.begin(journal.TUNER)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "tuning.json")
-        words = [sys.executable, "-m", "xeflash", "tune", "--device", arguments.device, "--minutes", str(minutes)]
+        words = [
+            sys.executable,
+            "-m",
+            "xeflash",
+            "tune",
+            "--device",
+            arguments.device,
+            "--minutes",
+            str(arguments.minutes // 2),
+        ]
         environ = {"XEFLASH_KERNEL_LOG": kept.path, **os.environ}
-        done = subprocess.run([*words, "--json", str(file)], stdout=subprocess.DEVNULL, check=False, env=environ)
-        tuning = json.loads(file.read_text()) if file.exists() else {}
-    failed = {"failed": f"xeflash tune ended with {done.returncode}"} if done.returncode else {}
-    report.keep(tuning=tuning | failed)
+        tuner = subprocess.Popen([*words, "--json", str(file)], stdout=subprocess.DEVNULL, env=environ)
+        try:
+            tuner.wait()
+        finally:  # an interrupt has it keep what it found
+            tuner.terminate()
+            failed = {"failed": f"xeflash tune ended with {code}"} if (code := _ended(tuner)) else {}
+            report.keep(tuning=(json.loads(file.read_text()) if file.exists() else {}) | failed)
     kept.end(journal.TUNER)
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    """Returns the exit code of a process that ends now, or has to."""
+    try:
+        return process.wait(_SECONDS_TO_END)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def _card(pool: Pool, report: Report, kept: journal.Journal, timed: bool, end: float) -> None:

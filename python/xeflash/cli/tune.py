@@ -113,6 +113,7 @@ def _run(arguments: argparse.Namespace) -> int:
     simulated = arguments.device.startswith("sim:")
     by = arguments.by or ("counts" if simulated else "times")
     _refuse(arguments, by, simulated)
+    arguments.tuned_before = os.environ.get("XEFLASH_TUNED", "")
     os.environ["XEFLASH_TUNED"] = "off"  # rows are those of the tables, whatever was tuned before
     from xeflash.jit.cache import why_nothing_is_kept
     from xeflash.tune.tuned import Tuning
@@ -254,7 +255,7 @@ class _Keeper:
     """The files of what was found, which are written anew with each row."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self._json, self._output = arguments.json, arguments.output
+        self._json, self._output, self._instead = arguments.json, arguments.output, arguments.tuned_before
         self._path: Path | None = None
         self.why = ""  # the first thing that could not be written
 
@@ -282,8 +283,9 @@ class _Keeper:
         file = self._output or self._path
         if file is None:
             return "nothing was kept"
-        how = f"calls read it with XEFLASH_TUNED={file}" if self._output else "calls of new processes read it"
-        return f"{file}: {how}"
+        if self._output:
+            return f"{file}: calls read it with XEFLASH_TUNED={file}"
+        return f"{file}: calls of new processes read it{', but for XEFLASH_TUNED' * bool(self._instead)}"
 
 
 def _print_table(rows: list[Row], found: Found) -> None:

@@ -303,26 +303,26 @@ def _look_up(arch: str, name: str, driver: str, say: Callable[[Level, str], None
 
 def _choice(key: str, found: Mapping[str, Any], value: Callable[[str, Any], Value]) -> Choice[Value]:
     if set(found) != {"value", "trials"}:
-        raise ValueError(f"{key}: it must have value and trials, got {sorted(found)}")
+        raise ValueError(f"{key!a}: it must have value and trials, got {sorted(found)}")
     trials = tuple(Trial(**{**one, "value": value(key, one["value"])}) for one in found["trials"])
     for trial in trials:
         for number in (trial.ms, trial.ratio, trial.low, trial.high):
             if not (number is None or (type(number) in (int, float) and 0 < number <= _MOST)):
-                raise ValueError(f"{key}: a time or ratio must be positive, at most {_MOST:g}, got {number!r}")
+                raise ValueError(f"{key!a}: a time or ratio must be positive, at most {_MOST:g}, got {number!r}")
         if not isinstance(trial.note, str):
-            raise ValueError(f"{key}: a note must be a text, got {trial.note!r}")
+            raise ValueError(f"{key!a}: a note must be a text, got {trial.note!r}")
     return Choice(value(key, found["value"]), trials)
 
 
 def _number(key: str, found: Any) -> int:
     if type(found) is not int or found < 0:
-        raise ValueError(f"{key}: a number must be 0 or more, got {found!r}")
+        raise ValueError(f"{key!a}: a number must be 0 or more, got {found!r}")
     return found
 
 
 def _blocks(key: str, found: Any) -> Blocks:
     if not (isinstance(found, list) and len(found) == 2 and all(type(x) is int and x > 0 for x in found)):
-        raise ValueError(f"{key}: blocks must be two positive numbers, got {found!r}")
+        raise ValueError(f"{key!a}: blocks must be two positive numbers, got {found!r}")
     return found[0], found[1]
 
 
