@@ -20,7 +20,7 @@ from xeflash.bench.environ import usable_cpus
 from xeflash.bench.files import cannot_write, write_whole
 from xeflash.cli.arguments import converter
 from xeflash.cli.interrupt import one_interrupt
-from xeflash.tune import xe
+from xeflash.cli.selftest import add_device
 from xeflash.tune.models import SHAPES
 from xeflash.tune.tuned import save
 from xeflash.tuner import HEAD_DIMS, PHASES
@@ -44,14 +44,7 @@ def add_parser(commands: Any) -> None:
         "keep what is faster beyond the noise in a file of this device, which later calls read. Each candidate is "
         "checked first, in a process of its own. The bits of gradients stay what they are.",
     )
-    simulated = tuple(f"sim:{name}" for name in xe.DEVICES)
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "xpu", *simulated),
-        metavar="NAME",
-        default="auto",
-        help=f"auto: the GPU of this machine if it has one, else its CPU; or one of cpu, xpu, {', '.join(simulated)}",
-    )
+    add_device(parser)
     some = parser.add_argument_group("calls", "comma lists, in the order of their use")
     some.add_argument(
         "--model-shapes",
