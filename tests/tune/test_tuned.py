@@ -288,7 +288,8 @@ def test_a_tuning_without_a_compiler_leaves_the_tables_kernels(monkeypatch):
 
     monkeypatch.setattr(provide, "find_or_build", build)
     values = dataclasses.asdict(desc_of())
-    native, _, config, name = provide.provide(values, 0)
+    with pytest.warns(RuntimeWarning, match="-q32, which a tuning chose, cannot be compiled here"):
+        native, _, config, name = provide.provide(values, 0)
     assert (native, built) == (b"native", [config]) and config.block_q == TABLE[0] and "q64" in name
     monkeypatch.setattr(cpu, "candidates", lambda _: (OTHER, TABLE))
     with pytest.raises(provide.NoCompiler):

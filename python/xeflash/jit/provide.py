@@ -22,6 +22,7 @@ from xeflash.jit.kernel import KernelSource, digest_of_headers, render
 from xeflash.jit.log import log_kernel
 from xeflash.jit.product import render_head, render_product, render_softmax
 from xeflash.jit.progress import progress
+from xeflash.runtime.warn import warn_once
 from xeflash.tune import Config
 from xeflash.tune.desc import ALGORITHMS, AnyDesc, Desc, ProductDesc, SoftmaxDesc, desc_of
 from xeflash.tune.table import pick_of_tables
@@ -66,7 +67,9 @@ def provide(values: dict[str, Any], queue: int, again: bool = False) -> tuple[by
         plain = render(desc, pick_of_tables(desc)) if isinstance(desc, Desc) else kernel
         if plain.text == kernel.text:
             raise
-        native, kernel = find_or_build(plain, desc, queue, again), plain  # a wheel has the tables' kernels
+        native = find_or_build(plain, desc, queue, again)  # a wheel has the tables' kernels
+        warn_once(f"{kernel.name}, which a tuning chose, cannot be compiled here; the tables' takes its place")
+        kernel = plain
     return native, desc.entries, kernel.config, kernel.name
 
 
