@@ -62,8 +62,9 @@ XF_INLINE void append(const AppendParams& p) {
   if (before < 0 || (cache.lengths && cache.lengths[batch] != seq.k0 + before)) return;
   const auto load_rotated = [&](RowTile<1, d>& x, const T* row, int token) {
     load(x, one_row(row));
-    const int64_t position = seq.k0 + before + token;
-    if (p.rotary_dim > 0 && position < p.rotary_rows) {
+    const int64_t position =
+        p.positions ? p.positions[batch * p.position_batch + token] : seq.k0 + before + token;
+    if (p.rotary_dim > 0 && position >= 0 && position < p.rotary_rows) {
       rotate(x, row, token_row<const T>(p.cos, 0, position, 0),
              token_row<const T>(p.sin, 0, position, 0), p.rotary_dim, p.interleaved);
     }

@@ -53,6 +53,14 @@ struct DocumentsArg {
   int64_t batch, batch_spans;  // strides; 0: all sequences have the same ids
 };
 
+// The nodes that each row of a tree of guesses sees, see tree.hpp.
+struct TreeArg {
+  const int32_t* words;  // one bit per node
+  int64_t batch;         // stride; 0: all sequences have the same tree, or rows are packed
+  int32_t words_of_row;
+  int32_t of_packed_rows;  // rows are those of packed sequences
+};
+
 struct FwdParams {
   TensorArg q, k, v, o;
   TensorArg residual;  // what rounding takes from O, see residual.hpp; no data: not wanted
@@ -87,6 +95,7 @@ struct FwdParams {
   float keep_scale;     // 1 / (1 - dropout probability)
   DocumentsArg documents;
   PicksArg picks;
+  TreeArg tree;
 };
 
 // Keys and values that are appended before attention, and the rotation of keys and queries.
@@ -98,6 +107,8 @@ struct AppendParams {
   int32_t rotated_q;    // queries to rotate, 0: none
   int32_t q_in_order;   // queries are at consecutive positions; else all at the first one's
   int32_t rotary_dim, rotary_rows, interleaved;
+  const int32_t* positions;    // by which tokens are rotated; null: they follow the cache's keys
+  int64_t position_batch;      // stride
   int32_t finds_scales;        // new rows get scales of their own; else their scales are given
   float k_inverse, v_inverse;  // 1 / scale of a quantised K and V
 };

@@ -28,7 +28,9 @@ std::optional<Append> Append::prepare(const Problem& p, const FwdRequest& r, con
     params.rotary_dim = static_cast<int32_t>(c.rotary_dim);
     params.rotary_rows = static_cast<int32_t>(std::min(c.cos.shape[0], kMaxLength));
     params.interleaved = r.cache.rotary_interleaved;
-    params.q_in_order = r.causal || r.window_left >= 0 || r.window_right >= 0;
+    params.positions = reinterpret_cast<const int32_t*>(c.positions.data);
+    params.position_batch = c.positions.strides[0];
+    params.q_in_order = c.positions.data || r.causal || r.window_left >= 0 || r.window_right >= 0;
   }
   if (rotates_q) {
     params.rotated_q = static_cast<int32_t>(p.sq);

@@ -161,7 +161,12 @@ Array read_new(const py::object& object, const char* name, int64_t dim, int64_t 
 void read_rotary(Problem& p, const FwdRequest& r, const Checker& check) {
   Cache& c = p.cache;
   const CacheRequest& given = r.cache;
-  if (given.rotary_cos.is_none() && given.rotary_sin.is_none()) return;
+  if (given.rotary_cos.is_none() && given.rotary_sin.is_none()) {
+    if (!given.rotary_positions.is_none())
+      check.refuse("rotary_positions", "must come with " + check.word("rotary_cos") + " and " +
+                                           check.word("rotary_sin") + ", got an array without");
+    return;
+  }
   if (given.rotary_cos.is_none() || given.rotary_sin.is_none()) {
     check.refuse(check.word("rotary_cos") + " and " + check.word("rotary_sin") +
                  " must be given together");
@@ -187,6 +192,35 @@ void read_rotary(Problem& p, const FwdRequest& r, const Checker& check) {
              number(c.cos.shape[1]), c.cos);
 }
 
+// Reads the positions of new keys and of as many queries, once their numbers are known.
+void read_positions(Problem& p, const FwdRequest& r, const Checker& check) {
+  const char* name = "rotary_positions";
+  Cache& c = p.cache;
+  if (r.cache.rotary_positions.is_none()) {
+    if (c.rotary_dim && !r.cache.tree_mask.is_none())
+      check.refuse(name, "must be given with " + check.word("tree_mask") + " and " +
+                             check.word("rotary_cos") + ", as nodes of one depth share a position");
+    return;
+  }
+  c.positions = read_table(r.cache.rotary_positions, name, p, check);
+  const Array& a = c.positions;
+  XF_REQUIRE(check, a.shape[1] == c.added && p.sq == c.added, name,
+             "must have a column for each of the " + number(c.added) + " new keys, and " +
+                 check.word("q") + " as many rows",
+             number(a.shape[1]) + " columns and " + number(p.sq) + " rows", a);
+  const Array* seen = seen_by_host(a);
+  if (!seen) return;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t i = 0; i < c.added; ++i) {
+      const int32_t position = ints_of_host(a)[b * seen->strides[0] + i];
+      XF_REQUIRE(check, position >= 0 && position < c.cos.shape[0], name,
+                 "must be 0 to the last row of " + check.word("rotary_cos") + " (" +
+                     number(c.cos.shape[0] - 1) + ")",
+                 number(position) + " at [" + number(b) + ", " + number(i) + "]", a);
+    }
+  }
+}
+
 void read_appended(Problem& p, const FwdRequest& r, const Checker& check) {
   Cache& c = p.cache;
   if (r.k.is_none() != r.v.is_none()) {
@@ -201,6 +235,7 @@ void read_appended(Problem& p, const FwdRequest& r, const Checker& check) {
   c.new_k = read_new(r.k, "k", p.d, -1, p, check);
   c.added = c.new_k.shape[1];
   c.new_v = read_new(r.v, "v", p.dv, c.added, p, check);
+  read_positions(p, r, check);
   for (const auto& [a, name] : {std::pair{&p.k, p.k_name()}, {&p.v, p.v_name()}}) {
     XF_REQUIRE(check, a->writable, name, "must be writable to append to", "one that is read-only",
                *a);
@@ -266,7 +301,7 @@ void check_lengths(Problem& p, const FwdRequest& r, const Checker& check, std::v
                                         "), got " + number(pad) + " for sequence " + number(b));
     }
     const int64_t end = length + c.added;
-    if (c.rotary_dim) {
+    if (c.rotary_dim && !c.positions.data) {
       XF_REQUIRE(check, end <= c.cos.shape[0], "rotary_cos",
                  ".rows must be at least the longest sequence (" + number(end) + ")",
                  number(c.cos.shape[0]), c.cos);
@@ -278,6 +313,10 @@ void check_lengths(Problem& p, const FwdRequest& r, const Checker& check, std::v
                  number(c.cos.shape[0]), c.cos);
     }
     const int64_t rows = p.packed ? ints(p.cu_q)[b + 1] - ints(p.cu_q)[b] : p.sq;
+    if (c.tree.words.data && end - pad < rows)
+      check.refuse("tree_mask", "must come with a key for each of the " + number(rows) +
+                                    " nodes, got " + number(end - pad) + " keys of sequence " +
+                                    number(b));
     const int64_t out_of_sight =
         r.window_left >= 0 && r.window_left < p.sk ? end - rows - r.window_left : 0;
     used.push_back({std::clamp<int64_t>(out_of_sight, pad, length), end});
@@ -351,6 +390,7 @@ void read_cache(Problem& p, const FwdRequest& r) {
                                      number(r.cache.cache_length));
   }
   if (!p.packed) p.sk = c.capacity;
+  c.tree = read_tree(p, r, check);
   c.max_keys = r.cache.cache_length >= 0 ? r.cache.cache_length + c.added : c.capacity;
   if (p.packed) c.max_keys = p.sk;
   std::vector<Used> used;

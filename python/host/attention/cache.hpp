@@ -5,6 +5,7 @@
 
 #include "attention/params.hpp"
 #include "host/arrays/array.hpp"
+#include "host/attention/tree.hpp"
 #include "host/device/fields.hpp"
 
 namespace xeflash {
@@ -20,14 +21,16 @@ struct CacheRequest {
   int64_t cache_length = -1;              // keys in use in every sequence; -1: all of the cache
   py::object cache_batch_idx = py::none(), cache_leftpad = py::none(), block_table = py::none(),
              beam_index = py::none();
+  py::object tree_mask = py::none();  // int32, a bit per node of a tree of guesses, see tree.hpp
   py::object k_scale = py::none(), v_scale = py::none();  // None, a number, or an array
   py::object rotary_cos = py::none(), rotary_sin = py::none();
+  py::object rotary_positions = py::none();  // int32 (batch, new keys)
   bool rotary_interleaved = true;
 };
 
 XF_SOME_FIELDS(CacheRequest, k_cache, v_cache, cache_seqlens, cache_length, cache_batch_idx,
-               cache_leftpad, block_table, beam_index, k_scale, v_scale, rotary_cos, rotary_sin,
-               rotary_interleaved);
+               cache_leftpad, block_table, beam_index, tree_mask, k_scale, v_scale, rotary_cos,
+               rotary_sin, rotary_positions, rotary_interleaved);
 static_assert(is_complete<1>(kFieldsOf<CacheRequest>));  // and `given`
 
 struct Cache {
@@ -36,7 +39,8 @@ struct Cache {
   Array lengths, sequences, left_pad, table, k_scale, v_scale;  // without data: not given
   bool scales_of_rows = false;  // an array has a scale per row, which appending writes
   float k_factor = 1, v_factor = 1;
-  Array new_k, new_v, cos, sin;
+  Array new_k, new_v, cos, sin, positions;
+  TreeRows tree;
   int64_t added = 0, rotary_dim = 0;
   int64_t page = 0, capacity = 0;  // rows of a sequence that there is room for
   int64_t max_keys = 0;            // of a sequence, as far as it is known without asking a device

@@ -342,10 +342,12 @@ void each_input(const Problem& p, Visit visit) {
   visit(c.table, c.kind == CacheKind::kBeam ? "beam_index" : "block_table");
   visit(c.k_scale, "k_scale");
   visit(c.v_scale, "v_scale");
+  visit(c.tree.words, "tree_mask");
   visit(c.new_k, "k");
   visit(c.new_v, "v");
   visit(c.cos, "rotary_cos");
   visit(c.sin, "rotary_sin");
+  visit(c.positions, "rotary_positions");
 }
 
 // Returns whether K and V are views of one pool of pages in which they stay apart. The table of a

@@ -64,6 +64,15 @@ constexpr ScoreHook kMasks[] = {
        const auto batch = [](const Array& a) { return a.shape[0] > 1 ? a.strides[0] : 0; };
        to.picks = {words(p.picks), words(p.picked_spans), batch(p.picks), batch(p.picked_spans)};
      }},
+    {"Tree",
+     [](const Problem& p, const FwdRequest&) { return p.cache.tree.words.data && p.sq > 1; },
+     [](FwdParams& to, const Problem& p, const FwdRequest&) {
+       const TreeRows& tree = p.cache.tree;
+       const int64_t words = tree.words.shape[1];
+       to.tree = {reinterpret_cast<const int32_t*>(tree.words.data),
+                  tree.is_shared ? 0 : tree.of_sequence * words, static_cast<int32_t>(words),
+                  tree.of_sequence == 0};
+     }},
 };
 
 }  // namespace xeflash

@@ -92,10 +92,12 @@ class Arguments(_Given, total=False):
     cache_leftpad: Annotated[Array, _CACHE]
     block_table: Annotated[Array, _PAGES]
     beam_index: Annotated[Array, _CACHE]
+    tree_mask: Annotated[Array, _PAGES]  # a bit for each row and node, in words of 32 nodes
     k_scale: Annotated[Factor, _PAGES]
     v_scale: Annotated[Factor, _PAGES]
     rotary_cos: Annotated[Array, _CACHE]
     rotary_sin: Annotated[Array, _CACHE]
+    rotary_positions: Annotated[Array, _CACHE]  # of the new keys
     rotary_interleaved: Annotated[bool, Keyword(True, "c", forward_only=_NO_GRADIENT)]
 
 

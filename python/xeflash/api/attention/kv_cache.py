@@ -8,6 +8,7 @@ from typing import Any
 
 from xeflash.api.attention.float8 import query_in_16_bits
 from xeflash.api.attention.packed_queries import on_pages
+from xeflash.api.attention.trees import tree_in_words
 from xeflash.api.route import run
 from xeflash.call.bind import public
 from xeflash.call.call import Call
@@ -48,6 +49,8 @@ def flash_attn_with_kvcache(
     attention_chunk: int = 0,
     cu_seqlens_q: Any = None,
     max_seqlen_q: int = 0,
+    tree_mask: Any = None,
+    rotary_positions: Any = None,
     out: Any = None,
 ) -> Any:
     """Computes attention of q (B, Sq, H, D) on the keys and values of a cache, after appending new ones to it.
@@ -82,6 +85,12 @@ def flash_attn_with_kvcache(
         cu_seqlens_q, max_seqlen_q: int32 (B + 1,) starts of packed queries (tokens, H, D), and the tokens of the
             longest (without packing, a bound of Sq); the LSE of packed ones is (H, tokens). Packed queries come without
             new keys, and a cache without block_table then needs a multiple of 16 rows.
+        tree_mask: the last T = Sq keys of a sequence are those of its queries, the nodes of a tree of guesses, up to
+            1,024: bool (T, T) or (B, T, T), [i, j] True if node i sees node j, as each sees itself; all see all keys
+            before the nodes. Or int32 words, as ``trees.packed`` makes them once for all layers: bit j % 32 of word
+            j // 32, (1 or B, T, words), or a row for each of all queries, (tokens, words). Not with causal, windows,
+            chunks and ALiBi. ``keep_rows`` moves the keys of accepted nodes together.
+        rotary_positions: int32 (B, new): positions by which the new keys are rotated, and as many queries.
 
     Keywords of flash-attn 3 are taken as by flash_attn_func.
 
@@ -112,6 +121,8 @@ def _(call: Call) -> Any:
 def attend_cache(call: Call) -> tuple[Any, Any]:
     """Computes (out, LSE or None) of q on a cache; q may be in 8 bits, and scales may have any form."""
     call = query_in_16_bits(call)
+    if "tree_mask" in call.arguments:
+        call = tree_in_words(call)
     if "k_scale" in call.arguments or "v_scale" in call.arguments:
         call = with_numbers(call)
     return run(call)

@@ -8,7 +8,7 @@ from xeflash.call.call import Call
 from xeflash.call.schema import THD
 from xeflash.call.values import flag, namespace, shape_of
 
-_NOT_PACKED = ("k", "v", "rotary_cos", "rotary_sin", "cache_leftpad", "beam_index", "unified_max")
+_NOT_PACKED = ("k", "v", "rotary_cos", "rotary_sin", "rotary_positions", "cache_leftpad", "beam_index", "unified_max")
 _WORDS = {"k_cache": "k_cache", "v_cache": "v_cache", "seqused_k": "cache_seqlens"}
 _WORDS_WITHOUT_TABLE = {**_WORDS, "block_table": "cache_batch_idx"}
 _GONE = ("cache_batch_idx", "cache_seqlens")

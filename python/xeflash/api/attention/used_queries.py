@@ -24,8 +24,8 @@ def used_queries(call: Call) -> Call:
         return call
     if (used := call[_NAME]) is None:
         return call.with_(_NAME)
-    for name in _NUMBER_SEQUENCES.split():
-        if call.get(name):
+    for name in (*_NUMBER_SEQUENCES.split(), "tree_mask"):
+        if call.get(name) is not None and (name == "tree_mask" or call[name]):
             raise call.refuse_given(name, f"must not come with {_NAME}")
     starts = call["cu_seqlens_q"]
     shape, starts_shape = shape_of(call.function, _NAME, used), shape_of(call.function, "cu_seqlens_q", starts)

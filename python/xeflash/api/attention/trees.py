@@ -1,0 +1,42 @@
+"""Trees of guesses on a cache: the nodes that each node sees become bits, as kernels read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xeflash.call.call import Call
+from xeflash.call.schema import THD
+from xeflash.call.values import namespace, shape_of
+
+_NAME = "tree_mask"
+_WORD = 32  # nodes of a word: kWord of params.hpp
+
+
+def tree_in_words(call: Call) -> Call:
+    """Replaces a mask of bools by words of bits."""
+    if (mask := call[_NAME]) is None:
+        return call.with_(_NAME)
+    shape = shape_of(call.function, _NAME, mask)
+    if str(getattr(mask, "dtype", "")).rpartition(".")[2] not in ("bool", "bool_"):
+        return call
+    packs = call.layout == THD
+    rows = call["max_seqlen_q"] if packs else shape_of(call.function, "q", call["q"])[1]
+    few = rows > shape[-1] if packs else rows != shape[-1]
+    if len(shape) not in (2, 3) or shape[-1] != shape[-2] or few:
+        rule = f"must have shape [T, T] or [sequences, T, T], with T {'at least ' * packs}{rows}, the nodes of a tree"
+        raise call.refuse(_NAME, rule, list(shape))
+    return call.with_(tree_mask=packed(mask, call.function))
+
+
+def packed(mask: Any, function: str = "packed") -> Any:
+    """Packs bools (T, T) or (B, T, T) into words (1 or B, T, ceil(T / 32)): bit j % 32 of word j // 32 is node j."""
+    xp = namespace(function, _NAME, mask)
+    if mask.ndim == 2:
+        mask = mask[None]
+    (*lead, nodes), more = mask.shape, -mask.shape[-1] % _WORD
+    if more:
+        concat = xp.concat if hasattr(xp, "concat") else xp.concatenate  # numpy 1.x
+        mask = concat([mask, xp.zeros((*lead, more), dtype=mask.dtype, device=mask.device)], axis=-1)
+    bits = 1 << xp.arange(_WORD, dtype=xp.int32, device=mask.device)
+    words = xp.where(mask.reshape((*lead, (nodes + more) // _WORD, _WORD)), bits, xp.zeros_like(bits))
+    return xp.sum(words, axis=-1, dtype=xp.int32)
