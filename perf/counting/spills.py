@@ -105,6 +105,8 @@ def draw(arch: str, choose: Callable[[Any], Any]) -> AnyDesc | None:
             call |= {"k_scale": scale, "v_scale": scale}
         if queries == 1 and choose((False, True)):
             call["unified_max"] = 1.0
+        if queries > 1 and not call["alibi_slopes"] and choose((False, True)):
+            call["tree_mask"] = Placeholder((1, queries, -(-queries // 32)), "int32")
         return asked(arch, units, _core.forward, "", call)
     call |= {"k": array(keys, 1, dim), "v": array(keys, 1, dim_v), "dropout_p": choose((0.0, 0.0, 0.5))}
     if bias := choose((None, None, "bool", dtype, "float32")):

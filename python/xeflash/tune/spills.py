@@ -95,10 +95,15 @@ def is_plain(desc: Desc) -> bool:
     return not changes_scores(desc) and desc.cache_dtype is None
 
 
+def sees_ranges(desc: Desc) -> bool:
+    """Returns whether a row sees all keys of a range; a tree hides some in the last blocks only."""
+    return desc.mask in ("Window", "Tree")
+
+
 # Kinds of kernels, by what takes registers: the words of a row's scores, and of a line's features.
 FEATURES: dict[str, Callable[[Desc], bool]] = {
     "plain": is_plain,
-    "bare": lambda desc: is_plain(desc) and desc.mask == "Window",  # a row sees all keys of a range
+    "bare": lambda desc: is_plain(desc) and sees_ranges(desc),
     "lone": lambda desc: FEATURES["bare"](desc) and not desc.packed_heads and desc.cache != "beam",  # rows in order
     "calm": lambda desc: FEATURES["bare"](desc) and not desc.dropout,
     "still": lambda desc: FEATURES["bare"](desc) and not (desc.dropout and desc.arch == "pvc"),

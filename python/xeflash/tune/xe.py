@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from xeflash.tune import shared
 from xeflash.tune.desc import Desc
-from xeflash.tune.spills import FEATURES, changes_scores, spill
+from xeflash.tune.spills import FEATURES, changes_scores, sees_ranges, spill
 from xeflash.tune.xe_shares import MAX_COLUMNS, MAX_HEAD_DIM, columns, most_columns, sharers, team
 
 Blocks = tuple[int, int]
@@ -194,4 +194,4 @@ def keeps_order(desc: Desc) -> bool:
     PVC's messages then wait for less, but other kernels spill.
     """
     plain = not (changes_scores(desc) or desc.cache_dtype or desc.dropout or desc.packed_heads)
-    return desc.arch == "pvc" and desc.access == "block2d" and plain and desc.mask == "Window"
+    return desc.arch == "pvc" and desc.access == "block2d" and plain and sees_ranges(desc)
