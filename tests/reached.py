@@ -22,7 +22,7 @@ from xeflash.tune.desc import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parent.parent
 DEVICES = ("bmg", "pvc", "dg2")
-MASKS = ("documents", "chunks", "picks")  # which kernels that have them include
+MASKS = ("documents", "chunks", "picks", "tree")  # which kernels that have them include
 # What nearly every call goes through.
 OF_ALL = ("host", "jit", "python", "attention/test_cover.py", "attention/test_dealing.py")
 THROUGH_ALL = ("python/host/", "python/xeflash/call/", "python/xeflash/tune/", "python/xeflash/jit/")

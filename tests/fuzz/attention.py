@@ -321,6 +321,7 @@ def flash_attn_with_kvcache(draw: Draw) -> Case:
         unified=draw.of(0.0, 1, -5.5, 40.0) if rows == 1 and draw.chance(0.2) else None,
         length=draw.of("array", "number", "all") if one and batch and "pad" not in others else "array",
     )  # fmt: skip
+    spec = with_a_tree(draw, spec)
     if spec.length == "all" and (new or base == "paged" or not keys[0]):
         spec = replace(spec, length="number")
     nothing = not new and spec.length != "all" and draw.chance(0.05)  # is appended
@@ -349,6 +350,19 @@ def flash_attn_with_kvcache(draw: Draw) -> Case:
     return Case("flash_attn_with_kvcache", arguments, check, way_of(draw, arguments, is_plain), written, facts=facts)
 
 
+def with_a_tree(draw: Draw, spec: Spec) -> Spec:
+    """The same Spec; if it has a tree, with keys for all nodes, and without what trees do not go with."""
+    if not spec.has("tree"):
+        return spec
+    kinds = ("words",) if draw.kind.startswith("usm") else ("words", "any", "shared")
+    rows, keys = zip(*spec.sequences, strict=True) if spec.sequences else ((), ())
+    return replace(
+        spec, rows=rows if spec.is_packed else spec.rows, keys=tuple(map(max, rows, keys)), window="=-1,-1",
+        rotary=spec.rotary if spec.rows == spec.new else "",
+        variant=spec.variant.replace("tree", f"tree={draw.of(*kinds)}"),
+    )  # fmt: skip
+
+
 def one_number(draw: Draw, number: float) -> Any:
     """A number as it is, or in an array; this may be in host memory while all else is on a GPU."""
     if draw.mixed or draw.kind not in ("numpy", "torch", "xpu") or not draw.chance(0.3):
@@ -375,6 +389,7 @@ def flash_attn_varlen_paged(draw: Draw) -> Case:
     form = kernel.format.partition(".")[0]
     page = draw.of(16, 64) if draw.on_gpu else draw.of(16, 16, 32, 48, 64)
     spec = replace(spec, heads=draw.some_heads(), place=f"paged{page}", format=form and f"{form}.none")
+    spec = with_a_tree(draw, spec)
     drawn, arrays, put = placed(draw, spec)
     arguments = said_otherwise(draw, spec, drawn.arguments(put))
     least = {"max_seqlen_q": max([0, *(n for n, _ in spec.sequences)])}

@@ -45,6 +45,7 @@ CACHE_KERNELS = [
     Spec("bf16", 64, 40, variant="alibi", place="plain"),
     Spec("bf16", variant="snippet", place="paged"),
     Spec("fp32", variant="chunk", place="paged"),
+    Spec("fp32", variant="tree", place="paged"),
 ]
 NARROW, NARROW_CACHE = KERNELS[:1], CACHE_KERNELS[:1]
 SWEPT = KERNELS[:3]  # in every size, fp32 with every variant; not on GPUs
@@ -98,7 +99,7 @@ class Draw:
     def cache_kernel(self) -> Spec:
         if self.width != "wide":
             return self.random.choice(CACHE_KERNELS if self.width == "usual" else NARROW_CACHE)
-        variant = self.of("plain", "plain", "softcap", "alibi", "snippet", "chunk")
+        variant = self.of("plain", "plain", "softcap", "alibi", "snippet", "chunk", "tree", "softcap+tree")
         place, form = self.of("plain", "paged", "beams"), self.of("", "", "e4m3", "e5m2", "int8")
         form += ".array" if form and self.chance(0.5) else ""
         return Spec(self.of(*DTYPES), self.dim(), self.dim(), variant=variant, place=place, format=form)

@@ -119,7 +119,7 @@ def wrong_array(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mut
     if name in MIXED and array.dtype.itemsize > 1 and not may_be_quantised:
         for dtype in (x for x in DTYPES.values() if x is not array.dtype):
             yield Mutation(name, f"is {dtype}, unlike others", lambda d=dtype: again(array, zeros.to(d)), MIXED)
-    if name not in ("attn_mask", "document_ids"):
+    if name not in ("attn_mask", "document_ids", "tree_mask"):
         more = zeros.to(array.dtype)[None, None] if name == "alibi_slopes" else zeros.to(array.dtype)[None]
         yield Mutation(name, f"has {more.dim()} axes", lambda: again(array, more))
     if name not in ("attn_mask", "out"):
@@ -186,6 +186,7 @@ def wrong_sizes(draw: Draw, case: Case) -> Iterator[Mutation]:
     for name in ("qkv", "kv"):
         yield from longer(name, -3)
     yield from longer("document_ids", -1)
+    yield from longer("tree_mask", -2)
     yield from longer("gather_kv_indices", -2)
     for name in ("rotary_cos", "rotary_sin", "k_scale", "v_scale"):
         yield from longer(name, -1, "rotary_cos", "rotary_sin")
@@ -237,6 +238,8 @@ def wrong_values(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mu
         key_name = "key" if "key" in case.arguments else "k"
         keys = case.arguments[key_name].shape[-2 if key_name == "key" else -3]
         yield with_("no such key", (0,) * values.dim(), draw.of(keys, 2**31 - 1))
+    elif name == "tree_mask" and case.facts.get("rows", 1):
+        yield with_("no node of its own", ..., 0)
     elif name in TABLES and case.facts["used"]:
         b, column = draw.random.choice(case.facts["used"])
         yield with_("no such page or sequence", (b, column), draw.of(-1, case.facts["places"], 2**31 - 1, -(2**31)))

@@ -17,6 +17,7 @@ import torch
 import xeflash
 from arrays import from_array, to_array
 from fuzz.case import by_operator, passing_mode
+from xeflash.api.attention.trees import packed
 from xeflash.call import schema
 
 torch_generator = torch.Generator().manual_seed(0)
@@ -61,6 +62,7 @@ DOCUMENTS = torch.arange(33).int() // 10
 PICKS = (torch.arange(20)[:, None] % 9 + torch.arange(20)).int().expand(2, -1, -1)
 PAGES = int32((3, 1, 0, 7), (2, 8, 4, 5))
 INT8 = {name: torch.randint(-99, 99, (2, 64, 2, 64), generator=torch_generator).to(torch.int8) for name in CACHES}
+PAGES_OF_TREES = POOLS | {"block_table": PAGES, "cu_seqlens_k": int32(0, 40, 90), "max_seqlen_k": 64}
 FLOAT8_POOLS = {name: x.to(torch.float8_e4m3fn) for name, x in POOLS.items()}
 FLOAT8_POOLS |= {"block_table": PAGES, "k_scale": 0.01, "v_scale": 0.01}
 FLOAT8_POOLS |= {"q": Q[0, :2], "cu_seqlens_q": int32(0, 1, 2), "max_seqlen_q": 1}
@@ -160,6 +162,7 @@ ENTRIES: dict[str, dict[str, Entry]] = {
         "v": Entry(V[0] * 2),
         "seqused_q": Entry(int32(1, 3)),
         "seqused_k": Entry(int32(5, 20)),
+        "tree_mask": Entry(packed(torch.eye(18, dtype=torch.bool)), beside=PAGES_OF_TREES),
         "num_splits": same(3, q=Q[0, :2], cu_seqlens_q=int32(0, 1, 2), max_seqlen_q=1),
         "out": same(torch.full((20, 4, 64), NAN)),
         "q_scale": Entry(2.0, beside={name: x[0] for name, x in FLOAT8.items()}),
@@ -198,6 +201,8 @@ ENTRIES: dict[str, dict[str, Entry]] = {
         "beam_index": Entry(int32((0, 1) * 32, (1, 0) * 32)),
         "unified_max": same(1.0),
         "q_scale": Entry(2.0, beside={**FLOAT8_CACHES, "q": FLOAT8["q"][:, :1]}),
+        "tree_mask": Entry(packed(torch.eye(20, dtype=torch.bool)), beside={"q": Q}),
+        "rotary_positions": Entry(int32((7, 8, 8), (9, 9, 9)), beside=NEW | TURNS | {"q": Q[:, :3], "causal": True}),
         "cu_seqlens_q": Entry(int32(0, 3, 20), beside=PACKED_Q),
         "max_seqlen_q": refused(2, "max_seqlen_q must be at least the longest sequence", **PACKED_Q),
         "out": same(torch.full((2, 1, 4, 64), NAN)),

@@ -10,7 +10,8 @@ ROWS = np.ones(1, np.int32)
 OF_CACHES = {
     "cache_seqlens": ROWS, "cache_length": 3, "cache_batch_idx": ROWS, "cache_leftpad": ROWS,
     "block_table": np.zeros((1, 1), np.int32), "beam_index": np.zeros((1, 9), np.int32), "k_scale": 2.0, "v_scale": 2.0,
-    "rotary_cos": KEYS[0, :, 0], "rotary_sin": KEYS[0, :, 0], "rotary_interleaved": False,
+    "rotary_cos": KEYS[0, :, 0], "rotary_sin": KEYS[0, :, 0], "tree_mask": np.ones((1, 1), np.int32), "rotary_positions": np.zeros((1, 1), np.int32),
+    "rotary_interleaved": False,
 }  # fmt: skip
 OF_PACKED = {"cu_seqlens_q": ROWS, "cu_seqlens_k": ROWS, "max_seqlen_q": 9, "max_seqlen_k": 9, "seqused_k": ROWS}
 DENSE = {"function": "a call", "layout": 0, "q": KEYS, "k": KEYS, "v": KEYS}

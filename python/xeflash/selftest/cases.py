@@ -160,6 +160,8 @@ def _caches() -> Iterator[Spec]:
         yield _cache(format=f"{name}.array", place="paged16", new=1)
     yield _cache("fp16", format="e4m3", place="paged16", new=1, splits=2)
     yield _cache(variant="softcap")
+    yield _cache(rows=8, new=8, keys=(129, 40, 300), variant="tree", rotary="pairs")  # guesses
+    yield _cache(place="paged16", rows=33, keys=(129, 40, 300), variant="tree=words", sinks=True)
 
 
 def _merge() -> Iterator[Case]:

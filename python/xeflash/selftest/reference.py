@@ -1,6 +1,6 @@
 """Attention by the book, in float64: every feature of the public functions, one sequence of lines, no blocks.
 
-    S = scale Q K^T -> softcap -> ALiBi -> + bias or mask -> score_mod -> window, chunks, documents
+    S = scale Q K^T -> softcap -> ALiBi -> + bias or mask -> score_mod -> window, chunks, documents, tree
     P = softmax(S, sink);   O = dropout(P) V
 
 Arrays are (batch, head, row, dim), of numpy or torch.
@@ -33,6 +33,7 @@ class Features:
     score_mod: Any = None  # f(S, b, h, i, j) -> S, of arrays that broadcast
     chunk: int = 0  # positions that see each other; 0: all
     documents: Any = None  # ids (Sk,) or (B, Sk): a row, of the last ones, sees keys of its own id
+    tree: Any = None  # (Sq, Sq): which of the last Sq keys each row sees
     sinks: Any = None  # (H,): logits that join the softmax without a value
     dropout: float = 0.0
     rng: tuple[int, int] = (0, 0)  # seed, offset of dropout
@@ -127,6 +128,8 @@ def seen_by(rows: int, keys: int, f: Features) -> Array:
     if f.chunk:
         positions, key_positions = np.arange(rows) + (0 if f.top_left else keys - rows), np.arange(keys)
         seen &= (positions // f.chunk)[:, None] == key_positions // f.chunk
+    if f.tree is not None:
+        seen[:, keys - rows :] &= f.tree
     if f.documents is None:
         return seen
     ids = np.atleast_2d(to_numpy(f.documents))[:, None]

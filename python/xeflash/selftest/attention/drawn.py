@@ -38,6 +38,7 @@ SNIPPETS: dict[str, tuple[str, dict[str, float | None]]] = {
 }  # fmt: skip
 _OF_ATTENTION = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale", "causal": "is_causal"}
 _OF_ATTENTION |= {"s_aux": "sinks", "return_attn_probs": "return_lse"}
+_MEMORY = ("gpu", "usm")  # kinds of arrays that compute nothing
 _IN_CORE = {"window_size", "captures", "return_attn_probs", "return_softmax_lse", "max_seqlen", "cu_seqlens"}
 
 
@@ -68,6 +69,11 @@ def draw(spec: Spec, random: Random | None = None) -> Drawn:
         found["attn_mask"] = _mask(spec, random)
     if spec.has("documents"):
         found["document_ids"] = Values.of(_documents(spec, random), "int32")
+    if spec.has("tree"):
+        found["tree_mask"] = Values.of(_trees(spec, random), "bool")
+    if spec.has("tree") and spec.rotary and cache:
+        depths = found["tree_mask"].bits.sum(-1) - 1
+        found["rotary_positions"] = Values.of(cache.before(spec)[:, None] + depths, "int32")
     if spec.has("picks"):
         found["gather_kv_indices"] = Values.of(_picks(spec, random), "int32")
     if spec.has("snippet"):
@@ -153,6 +159,26 @@ def _picks(spec: Spec, random: Random) -> Array:
     return np.where(random.random(order.shape) < random.choice([0, 0.2, 1]), -1, order)
 
 
+def _trees(spec: Spec, random: Random) -> Array:
+    """Draws the nodes that each node sees: its ancestors and itself, or any nodes and itself."""
+    count, nodes = len(spec.sequences), max([0, *(n for n, _ in spec.sequences)])
+    seen = np.repeat(np.eye(nodes, dtype=bool)[None], 1 if spec.word("tree") == "shared" else count, axis=0)
+    if spec.word("tree") == "any":
+        return seen | (random.random(seen.shape) < 0.4)
+    for mask in seen:
+        for node in range(1, nodes):
+            mask[node] |= mask[random.integers(0, node)]
+    return seen
+
+
+def _words(spec: Spec, trees: Array) -> Array:
+    """Returns the bits of all rows of q, (rows, words), or those that all sequences share, (1, T, words)."""
+    if spec.word("tree") != "shared":
+        trees = np.concatenate([tree[:n] for tree, (n, _) in zip(trees, spec.sequences, strict=True)])
+    padded = np.pad(trees, (*[(0, 0)] * (trees.ndim - 1), (0, -trees.shape[-1] % 32)))
+    return np.packbits(padded, axis=-1, bitorder="little").view(np.int32)
+
+
 @dataclass(frozen=True)
 class Drawn:
     """Drawn arrays by the words of flash-attn; queries, keys and values are (tokens, heads, dim)."""
@@ -174,6 +200,8 @@ class Drawn:
                 continue
             if name == "dlse" and not spec.is_packed:  # (heads, tokens)
                 x = Values(np.stack(np.split(x.bits, batch, axis=1)), x.dtype)
+            if name == "tree_mask" and (spec.word("tree") == "words" or spec.kind in _MEMORY):
+                x = Values.of(_words(spec, x.bits), "int32")
             found[name] = arrays.put(x, name)
         if not spec.is_packed:
             counts = {"k": spec.new, "v": spec.new} if self.cache else {"k": self.longest[1], "v": self.longest[1]}
@@ -268,6 +296,9 @@ class Drawn:
         """Returns the features of attention in sequence b."""
         spec, slopes, mask, ids = self.spec, *(given.get(x) for x in ("alibi_slopes", "attn_mask", "document_ids"))
         own = slice(b, b + 1)
+        rows = spec.sequences[b][0]
+        if (trees := given.get("tree_mask")) is not None:
+            trees = to_numpy(trees[0 if spec.word("tree") == "shared" else b, :rows, :rows]) != 0
         if (lists := given.get("gather_kv_indices")) is not None:
             mask = (to_numpy(lists[b])[..., None] == np.arange(spec.sizes[1])).any(-2)
         return Features(
@@ -275,7 +306,7 @@ class Drawn:
             alibi=slopes[own] if slopes is not None and slopes.ndim > 1 else slopes,
             mask=mask[own] if mask is not None and spec.masks and spec.broadcast[0] == "b" else mask,
             score_mod=self._score_mod(given), chunk=int(spec.number("chunk", CHUNK)),
-            documents=ids[b] if ids is not None and ids.ndim > 1 else ids, sinks=given.get("s_aux"),
+            documents=ids[b] if ids is not None and ids.ndim > 1 else ids, tree=trees, sinks=given.get("s_aux"),
             dropout=spec.number("dropout", DROPOUT), rng=self.rng, batch0=b,
             empty_lse=-math.inf if spec.entry == "attention" else math.inf,
         )  # fmt: skip
@@ -352,8 +383,11 @@ class Drawn:
             q = given["q"].numbers
             shape, q = q.shape, q.reshape(batch, self.longest[0], *q.shape[1:])
             in_order = np.arange(q.shape[1]) if spec.is_causal or spec.sides != (-1, -1) else 0
-            q = rotated(q, before + in_order, *turn, DTYPES[spec.dtype])
-            new[0] = rotated(new[0], before + np.arange(spec.new), *turn, DTYPES[spec.dtype])
+            of_q, of_new = before + in_order, before + np.arange(spec.new)
+            if (positions := given.get("rotary_positions")) is not None:
+                of_q = of_new = positions.astype(int)
+            q = rotated(q, of_q, *turn, DTYPES[spec.dtype])
+            new[0] = rotated(new[0], of_new, *turn, DTYPES[spec.dtype])
             given = given | {"q": q.reshape(shape)}
         return given, new
 

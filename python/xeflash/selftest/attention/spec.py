@@ -32,8 +32,9 @@ class Spec:
     # -tl: the diagonal begins at the top left
     window: str = "full"
     # With + between: softcap, alibi, mask, bias (of the type of q), bias32, dropout, chunk, documents, a score_mod
-    # (snippet, curve, slope or gain), and, of attention() and flash_attn_func, picks of keys. Behind softcap, dropout,
-    # chunk and picks may stand = and a number, behind documents = and what is drawn for them
+    # (snippet, curve, slope or gain), of attention() and flash_attn_func picks of keys, and on a cache a tree. Behind
+    # softcap, dropout, chunk and picks may stand = and a number, behind documents = and what is drawn for them, behind
+    # tree = shared (by all sequences), any (a mask that is no tree) or words
     variant: str = "plain"
     broadcast: str = "bhqk"  # the axes of a mask
     hidden: str = "-inf"  # the value by which a bias hides keys: a number, or the lowest of its type
@@ -224,7 +225,15 @@ def is_possible(spec: Spec) -> bool:
         return False
     if "qkvpacked" in spec.entry and (spec.rows != spec.keys or heads != heads_k):
         return False
+    if spec.has("tree") and not _is_possible_with_a_tree(spec):
+        return False
     return not spec.place or _is_possible_on_a_cache(spec)
+
+
+def _is_possible_with_a_tree(spec: Spec) -> bool:
+    if not spec.place or spec.window != "full" or spec.has("alibi", "chunk"):
+        return False
+    return all(n <= m for n, m in spec.sequences) and (not spec.rotary or spec.rows == spec.new)
 
 
 def _is_possible_on_a_cache(spec: Spec) -> bool:
