@@ -16,7 +16,7 @@ FORWARD = [base for base, (function, _, _) in BASES.items() if function == "forw
 # Rules of what an array holds, and of memory that may not be written.
 OF_VALUES = re.compile(
     "must start with 0|must not decrease|must end with|longest sequence|sequence's length|for sequence"
-    "|must be 0 to .* at \\[|two sequences|last position|must be writable"
+    "|must be 0 to .* at \\[|two sequences|last position|must be writable|see itself|key for each of the"
 )
 
 

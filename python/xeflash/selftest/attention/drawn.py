@@ -14,6 +14,7 @@ import numpy as np
 from xeflash.selftest.arrays import Arrays
 from xeflash.selftest.attention.cache import Cache, rotated
 from xeflash.selftest.attention.spec import Spec
+from xeflash.selftest.attention.trees import draw_trees, in_words, seen_nodes
 from xeflash.selftest.prepared import DTYPES, Prepared, generator_of, normal, result_of
 from xeflash.selftest.reference import Features, to_numpy, visible
 from xeflash.selftest.tolerance import Finding, Judge, compare, judge, ulp
@@ -69,11 +70,8 @@ def draw(spec: Spec, random: Random | None = None) -> Drawn:
         found["attn_mask"] = _mask(spec, random)
     if spec.has("documents"):
         found["document_ids"] = Values.of(_documents(spec, random), "int32")
-    if spec.has("tree"):
-        found["tree_mask"] = Values.of(_trees(spec, random), "bool")
-    if spec.has("tree") and spec.rotary and cache:
-        depths = found["tree_mask"].bits.sum(-1) - 1
-        found["rotary_positions"] = Values.of(cache.before(spec)[:, None] + depths, "int32")
+    if spec.has("tree") and cache:
+        found |= draw_trees(spec, cache.before(spec), random)
     if spec.has("picks"):
         found["gather_kv_indices"] = Values.of(_picks(spec, random), "int32")
     if spec.has("snippet"):
@@ -159,26 +157,6 @@ def _picks(spec: Spec, random: Random) -> Array:
     return np.where(random.random(order.shape) < random.choice([0, 0.2, 1]), -1, order)
 
 
-def _trees(spec: Spec, random: Random) -> Array:
-    """Draws the nodes that each node sees: its ancestors and itself, or any nodes and itself."""
-    count, nodes = len(spec.sequences), max([0, *(n for n, _ in spec.sequences)])
-    seen = np.repeat(np.eye(nodes, dtype=bool)[None], 1 if spec.word("tree") == "shared" else count, axis=0)
-    if spec.word("tree") == "any":
-        return seen | (random.random(seen.shape) < 0.4)
-    for mask in seen:
-        for node in range(1, nodes):
-            mask[node] |= mask[random.integers(0, node)]
-    return seen
-
-
-def _words(spec: Spec, trees: Array) -> Array:
-    """Returns the bits of all rows of q, (rows, words), or those that all sequences share, (1, T, words)."""
-    if spec.word("tree") != "shared":
-        trees = np.concatenate([tree[:n] for tree, (n, _) in zip(trees, spec.sequences, strict=True)])
-    padded = np.pad(trees, (*[(0, 0)] * (trees.ndim - 1), (0, -trees.shape[-1] % 32)))
-    return np.packbits(padded, axis=-1, bitorder="little").view(np.int32)
-
-
 @dataclass(frozen=True)
 class Drawn:
     """Drawn arrays by the words of flash-attn; queries, keys and values are (tokens, heads, dim)."""
@@ -201,7 +179,7 @@ class Drawn:
             if name == "dlse" and not spec.is_packed:  # (heads, tokens)
                 x = Values(np.stack(np.split(x.bits, batch, axis=1)), x.dtype)
             if name == "tree_mask" and (spec.word("tree") == "words" or spec.kind in _MEMORY):
-                x = Values.of(_words(spec, x.bits), "int32")
+                x = Values.of(in_words(spec, x.bits), "int32")
             found[name] = arrays.put(x, name)
         if not spec.is_packed:
             counts = {"k": spec.new, "v": spec.new} if self.cache else {"k": self.longest[1], "v": self.longest[1]}
@@ -296,9 +274,6 @@ class Drawn:
         """Returns the features of attention in sequence b."""
         spec, slopes, mask, ids = self.spec, *(given.get(x) for x in ("alibi_slopes", "attn_mask", "document_ids"))
         own = slice(b, b + 1)
-        rows = spec.sequences[b][0]
-        if (trees := given.get("tree_mask")) is not None:
-            trees = to_numpy(trees[0 if spec.word("tree") == "shared" else b, :rows, :rows]) != 0
         if (lists := given.get("gather_kv_indices")) is not None:
             mask = (to_numpy(lists[b])[..., None] == np.arange(spec.sizes[1])).any(-2)
         return Features(
@@ -306,8 +281,8 @@ class Drawn:
             alibi=slopes[own] if slopes is not None and slopes.ndim > 1 else slopes,
             mask=mask[own] if mask is not None and spec.masks and spec.broadcast[0] == "b" else mask,
             score_mod=self._score_mod(given), chunk=int(spec.number("chunk", CHUNK)),
-            documents=ids[b] if ids is not None and ids.ndim > 1 else ids, tree=trees, sinks=given.get("s_aux"),
-            dropout=spec.number("dropout", DROPOUT), rng=self.rng, batch0=b,
+            documents=ids[b] if ids is not None and ids.ndim > 1 else ids, tree=seen_nodes(spec, b, given),
+            sinks=given.get("s_aux"), dropout=spec.number("dropout", DROPOUT), rng=self.rng, batch0=b,
             empty_lse=-math.inf if spec.entry == "attention" else math.inf,
         )  # fmt: skip
 
