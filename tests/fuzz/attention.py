@@ -59,6 +59,8 @@ class Placed(TorchArrays):
 
     def put(self, values: Values, name: str = "") -> Any:
         x, how = super().put(values), dict[str, Any]()
+        if name == "tree_mask":  # of which bools stay, where the call has words
+            return self.draw.array(x, distinct=True)
         if name in PACKED:
             how = {"packed": True}
         elif name in ("block_table", "beam_index"):
