@@ -71,6 +71,14 @@ def namespace(function: str, name: str, array: Any) -> Any:
     )
 
 
+def host_sees(function: str, name: str, array: Any) -> bool:
+    """Returns whether the host may look at the numbers of an array, without waiting for a device."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(array, torch.Tensor):
+        return type(array).__module__ == "numpy"
+    return not torch.compiler.is_compiling() and (array.is_cpu or _core.host_may_see(array, function, name))
+
+
 def shown(value: Any) -> Any:
     """Returns how an error shows a value: a number itself, or the type of anything else."""
     return value if isinstance(value, int | float) else type(value).__name__

@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from xeflash import _core
 from xeflash.api.route import run
 from xeflash.call.call import Call
 from xeflash.call.schema import BHSD, BSHD
+from xeflash.call.values import host_sees
 
 _NAME = "gather_kv_indices"
 _WORD, _SPAN = 32, 64  # keys of a word, rows of a span: kWord and kSpan of params.hpp
@@ -133,11 +133,7 @@ def _check(call: Call, indices: Any, lead: tuple[int, int], keys: int, torch: An
         raise call.refuse(_NAME, "must be int32", indices.dtype, TypeError)
     if indices.ndim != 3 or tuple(indices.shape[:2]) != lead:
         raise call.refuse(_NAME, f"must have shape [{lead[0]}, {lead[1]}, keys of a query]", list(indices.shape))
-    if (
-        not torch.compiler.is_compiling()
-        and indices.numel()
-        and (indices.is_cpu or _core.host_may_see(indices, call.function, call.word(_NAME)))
-    ):
+    if indices.numel() and host_sees(call.function, call.word(_NAME), indices):
         if int(indices.max()) >= keys:
             raise call.refuse(_NAME, f"must be below the {keys} keys", int(indices.max()))
         ordered = indices.sort(-1).values

@@ -6,12 +6,10 @@ is copied but starts and lengths, kernels know nothing of it, and other queries 
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from xeflash import _core
 from xeflash.call.call import Call
-from xeflash.call.values import namespace, shape_of
+from xeflash.call.values import host_sees, namespace, shape_of
 
 _NAME = "seqused_q"
 _OF_SEQUENCES_OR_ALL = ("alibi_slopes", "k_scale", "v_scale")
@@ -38,7 +36,7 @@ def used_queries(call: Call) -> Call:
         raise call.refuse(_NAME, f"must be int32, as cu_seqlens_q is ({want})", got, TypeError)
     if getattr(used, "device", None) != getattr(starts, "device", None):
         raise call.refuse(_NAME, f"must be on the device of cu_seqlens_q ({starts.device})", used.device)
-    _check_values(call, used, starts, xp)
+    _check_values(call, used, starts)
     turns = {"cu_seqlens_q": _starts(call, "cu_seqlens_q", starts[:-1] + used)}
     for name in ("cu_seqlens_k", "seqused_k", "block_table", *_OF_SEQUENCES_OR_ALL):
         x = call.get(name)
@@ -74,14 +72,9 @@ def _starts(call: Call, name: str, unused_starts: Any) -> Any:
     return concat([_in_turns(xp, starts[:-1], unused_starts), starts[-1:]])
 
 
-def _check_values(call: Call, used: Any, starts: Any, xp: Any) -> None:
+def _check_values(call: Call, used: Any, starts: Any) -> None:
     """Checks values of seqused_q that the host may look at."""
-    torch = sys.modules.get("torch")
-    if xp is torch and (
-        torch.compiler.is_compiling() or not (used.is_cpu or _core.host_may_see(used, call.function, _NAME))
-    ):
-        return
-    if xp is not torch and xp is not sys.modules.get("numpy"):
+    if not host_sees(call.function, _NAME, used):
         return
     wrong = (used < 0) | (used > starts[1:] - starts[:-1])
     if bool(wrong.any()):
