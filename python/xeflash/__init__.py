@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         flash_attn_varlen_kvpacked_func,
         flash_attn_varlen_qkvpacked_func,
     )
+    from xeflash.api.attention.keep import keep_rows
     from xeflash.api.attention.kv_cache import flash_attn_with_kvcache
     from xeflash.api.attention.merge import merge_states
     from xeflash.api.attention.write import write_to_cache
@@ -52,6 +53,7 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "keep_rows",
     "linear",
     "linear_argmax",
     "linear_cross_entropy",
@@ -91,6 +93,7 @@ elif "torch" not in sys.modules:
 _MODULES = {  # modules of functions; all other functions are in flash_attn
     "attention": "api.attention.attention",
     "flash_attn_with_kvcache": "api.attention.kv_cache",
+    "keep_rows": "api.attention.keep",
     "merge_states": "api.attention.merge",
     "write_to_cache": "api.attention.write",
     "linear": "api.products.linear",
