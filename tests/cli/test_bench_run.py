@@ -23,6 +23,7 @@ CASES = [
     Case("decode", "fp32", 2, 4, 4, 64, 1, 127, causal=False),
     Case("decode", "bf16", 2, 6, 2, 64, 1, 127, causal=False),
 ]
+TREE = Case("verify", "fp32", 2, 6, 2, 64, 5, 127, causal=False)
 GRADIENTS = [
     Case("backward", "fp32", 2, 4, 2, 64, 23, 23, causal=True),
     Case("train", "bf16", 2, 4, 2, 64, 23, 23, causal=False),
@@ -97,6 +98,29 @@ def test_only_the_wrong_batch_entry_is_enough():
     assert not check.check(case, inputs, wrong, theirs).ok
 
 
+def test_each_node_sees_itself_and_what_its_parent_sees():
+    tree = forms.random_tree(40, seed=0)
+    assert torch.equal(tree, forms.random_tree(40, seed=0)) and not torch.equal(tree, forms.random_tree(40, seed=1))
+    for node in range(1, 40):
+        before = tree[node, :node]
+        assert tree[node, node] and not tree[node, node + 1 :].any()
+        assert any(torch.equal(before, parent) for parent in tree[:node, :node])
+    assert tree[0].sum() == 1 and not torch.equal(tree, torch.ones(40, 40).tril().bool())
+
+
+def test_a_tree_is_checked_and_beside_our_causal_call():
+    inputs = forms.make_inputs(TREE, "cpu", seed=0)
+    torchs = forms.torch_forms(TREE, inputs)
+    assert check.check(TREE, inputs, forms.our_form(TREE, inputs), torchs["masked"]).ok
+    assert not check.check(TREE, inputs, torchs["causal"], torchs["masked"]).ok
+    result = BENCHMARK.run_case(TREE, Options(rounds=2))
+    row = result.row
+    assert (row.status, row.torch_form, row.plain_form) == ("ok", "causal", "masked")
+    assert list(result.samples_ms) == ["xeflash", "masked", "causal"] and row.ratio and row.plain_ratio
+    assert BENCHMARK.problem(TREE, Options()).same == ("causal",)  # even if torch is faster
+    assert row.gbytes_per_s == pytest.approx(1e-6 * TREE.kv_bytes / row.median_ms) and row.threads
+
+
 @pytest.mark.parametrize("case", GRADIENTS, ids=label)
 def test_gradients_of_all_forms_agree(case):
     inputs = forms.make_inputs(case, "cpu", seed=0)
@@ -164,6 +188,9 @@ def test_peaks_of_memory_on_a_gpu_are_those_of_torch(monkeypatch):
         (["--phase", "prefill", "--kv-len", "127"], "--kv-len must be left out with --phase prefill, got 127"),
         (["--phase", "decode", "--seq", "23"], "--seq must be left out with --phase decode, got 23"),
         (["--phase", "decode", "--no-causal"], "--no-causal must be left out with --phase decode"),
+        (["--phase", "decode,verify", "--seq", "23"], "--seq must be left out with --phase decode,verify, got 23"),
+        (["--tree", "8,32"], "--tree must be left out with --phase prefill,decode, got 8,32"),
+        (["--phase", "verify", "--tree", "8,32", "--kv-len", "31"], "--tree must be at most --kv-len, got 32 and 31"),
         (
             ["--preset", "flux", "--phase", "train,decode"],
             "--phase must be of prefill, backward, train with --preset flux, got decode",

@@ -103,6 +103,17 @@ def test_lengths_belong_to_their_phase():
     assert {case.seq_k for case in cases if case.phase == "decode"} == {200}
 
 
+def test_a_tree_is_verified_on_each_length_of_a_cache():
+    words = ("--phase", "verify,decode", "--dtype", "fp16", "--kv-heads", "8", "--heads", "32", "--kv-len", "40,1k")
+    cases = bench_cases(*words, "--tree", "3,40")
+    assert [(case.phase, case.seq_q, case.seq_k) for case in cases] == [
+        *(("verify", nodes, keys) for keys in (40, 1024) for nodes in (3, 40)),
+        ("decode", 1, 40),
+        ("decode", 1, 1024),
+    ]
+    assert {case.seq_q for case in bench_cases("--phase", "verify")} == {8, 32}
+
+
 def test_gradients_have_the_lengths_and_the_mask_of_prefill():
     cases = bench_cases("--phase", "backward,train", "--dtype", "fp16", "--seq", "23", "--head-dim", "80")
     assert cases == [Case(phase, "fp16", 1, 8, 8, 80, 23, 23, causal=True) for phase in ("backward", "train")]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from xeflash.bench import check as checking
 from xeflash.bench import forms, shares
-from xeflash.bench.cases import PHASES, Case
+from xeflash.bench.cases import ON_CACHE, PHASES, Case
 from xeflash.bench.environ import available_memory, too_large
 from xeflash.bench.numbers import device_share, number, size, whole
-from xeflash.bench.plot import Picture
+from xeflash.bench.plot import BEST_FORM, Picture
 from xeflash.bench.rows import OURS, Compared
 from xeflash.bench.runner import Benchmark, Call, Options, Problem
 from xeflash.bench.tables import NONE, comparison
@@ -24,6 +24,9 @@ METHOD = [
     "as 5 products of matrices, 2.5 times those of a forward pass",
     "train: a forward pass and these gradients; counted as 7 products; eager: softmax(Q K^T) V with all scores in "
     "memory, which is not timed",
+    "verify: flash_attn_with_kvcache with a random tree as its mask, in words; parents are drawn of the nodes before; "
+    "GFLOP/s count all keys for every node; the ratios compare with our causal call of as many queries, plain torch is "
+    "SDPA with a mask",
     checking.METHOD,
 ]
 TILES_FROM = "tiles from"
@@ -53,15 +56,16 @@ class Row(Compared, Case):
         return self.phase
 
 
-def _unless_decode(text: Callable[[Row], str]) -> Callable[[Row], str]:
-    return lambda row: NONE if row.phase == "decode" else text(row)
+def _unless_cached(text: Callable[[Row], str]) -> Callable[[Row], str]:
+    return lambda row: NONE if row.phase in ON_CACHE else text(row)
 
 
-def _if_decode(text: Callable[[Row], str]) -> Callable[[Row], str]:
-    return lambda row: text(row) if row.phase == "decode" else NONE
+def _if_cached(text: Callable[[Row], str]) -> Callable[[Row], str]:
+    return lambda row: text(row) if row.phase in ON_CACHE else NONE
 
 
-LAYOUT = comparison(
+_TREES = {"torch ms": "causal ms", "ratio per round": "causal / ours", "plain torch": "torch / ours"}
+_COMPARISON = comparison(
     Row,
     PHASES,
     {
@@ -69,14 +73,15 @@ LAYOUT = comparison(
         "B": lambda r: str(r.batch),
         "Hq/Hkv": lambda r: f"{r.heads}/{r.kv_heads}",
         "D": lambda r: str(r.head_dim),
-        "S": _unless_decode(lambda r: str(r.seq_q) if r.seq_q == r.seq_k else f"{r.seq_q} x {r.seq_k}"),
-        "causal": _unless_decode(lambda r: "yes" if r.causal else "no"),
-        "KV": _if_decode(lambda r: str(r.seq_k)),
+        "S": _unless_cached(lambda r: str(r.seq_q) if r.seq_q == r.seq_k else f"{r.seq_q} x {r.seq_k}"),
+        "causal": _unless_cached(lambda r: "yes" if r.causal else "no"),
+        "nodes": lambda r: str(r.seq_q) if r.phase == "verify" else NONE,
+        "KV": _if_cached(lambda r: str(r.seq_k)),
     },
     {
         "untuned ms": lambda r: number(r.untuned_median_ms),
-        "GFLOP/s": _unless_decode(lambda r: number(r.gflops)),
-        "GB/s of KV": _if_decode(lambda r: number(r.gbytes_per_s)),
+        "GFLOP/s": _unless_cached(lambda r: number(r.gflops)),
+        "GB/s of KV": _if_cached(lambda r: number(r.gbytes_per_s)),
     },
     {
         "threads": lambda r: whole(r.threads),
@@ -91,7 +96,16 @@ LAYOUT = comparison(
         "splits": "of the keys",
         "partial": "memory of their results",
         TILES_FROM: "the file of `xeflash tune`, the package's file of this device or of its architecture, or a table",
+        "causal ms": "our causal call of as many queries on the same cache",
+        "causal / ours": "median (lowest to highest) of the causal call's time / ours",
+        "torch / ours": "SDPA with the tree as a mask",
     },
+)
+_VERIFY = {_TREES.get(name, name): cell for name, cell in _COMPARISON.tables["verify"].items() if name != "torch form"}
+LAYOUT = dataclasses.replace(
+    _COMPARISON,
+    tables={**_COMPARISON.tables, "verify": _VERIFY},
+    spare=(*_COMPARISON.spare, _TREES["plain torch"], _TREES["torch ms"]),
 )
 
 
@@ -108,6 +122,7 @@ def _problem(case: Case, options: Options) -> Problem:
         check=lambda: checking.check(case, inputs, ours, plain),
         flops=case.flops,
         bytes_read=case.kv_bytes,
+        same=("causal",) if case.phase == "verify" else None,
         memory=case.phase == "train",
         eager=_eager(case, inputs, options),
         fields={"tiles_from": shares.levels_of(kernels), **({} if case.gradients else shares.fields_of(shared))},
@@ -131,7 +146,7 @@ BENCHMARK = Benchmark(
     problem=_problem,
     notes=forms.FORM_NOTES,
     picture=Picture(
-        panel=lambda row: f"{row.phase} {row.dtype}",
+        panel=lambda row: f"{row.phase}{f' of {row.seq_q} nodes' * (row.phase == 'verify')} {row.dtype}",
         ticks={
             "batch": lambda row: str(row.batch),
             "query heads": lambda row: str(row.heads),
@@ -139,6 +154,7 @@ BENCHMARK = Benchmark(
             "head dim": lambda row: str(row.head_dim),
             "keys": lambda row: str(row.seq_k) if row.seq_k % 1024 else f"{row.seq_k // 1024}k",
         },
-        reads=lambda row: "K and V" if row.phase == "decode" else "",
+        reads=lambda row: "K and V" if row.phase in ON_CACHE else "",
+        beside=lambda row: "xeflash, causal" if row.phase == "verify" else BEST_FORM,
     ),
 )

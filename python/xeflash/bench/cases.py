@@ -10,11 +10,14 @@ from typing import Any, TypeVar
 _Kind = TypeVar("_Kind")
 # Of `bench lm-head`, whose own module imports torch.
 HEAD_OPERATIONS = ("loss", "train", "train-workspace", "log-prob", "argmax", "top-k", "sample")
-PHASES = ("prefill", "decode", "backward", "train")
+PHASES = ("prefill", "decode", "verify", "backward", "train")
 DEFAULT_PHASES = ("prefill", "decode")
-_PRODUCTS = {"prefill": 2, "decode": 2, "backward": 5, "train": 7}  # of Q K^T's size; the backward pass makes S again
+ON_CACHE = ("decode", "verify")  # few queries of each sequence, many keys
+# Of Q K^T's size; the backward pass makes S again.
+_PRODUCTS = {"prefill": 2, "decode": 2, "verify": 2, "backward": 5, "train": 7}
 DTYPES = ("fp32", "bf16", "fp16")
-_ALGORITHMS = {"prefill": "flash_fwd", "decode": "flash_decode", "backward": "flash_bwd_dkv", "train": "flash_bwd_dkv"}
+_ALGORITHMS = {"prefill": "flash_fwd", "decode": "flash_decode", "verify": "flash_fwd"}
+_ALGORITHMS |= dict.fromkeys(("backward", "train"), "flash_bwd_dkv")
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -22,7 +25,8 @@ _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 class Case:
     """One attention problem; decode has a single query row and no mask.
 
-    backward is the gradients of q, k and v after a forward pass, train is both passes.
+    verify is a tree of guesses on a cache, whose last seq_q keys are those of its nodes, the queries. backward is the
+    gradients of q, k and v after a forward pass, train is both passes.
     """
 
     phase: str
@@ -83,7 +87,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Grid:
-    """Choices for one phase. `lengths` is the key length in decode, else the sequence."""
+    """Choices for one phase. `lengths` is the key length on a cache, else the sequence."""
 
     dtypes: tuple[str, ...]
     batches: tuple[int, ...]
@@ -92,7 +96,8 @@ class Grid:
     head_dims: tuple[int, ...]
     lengths: tuple[int, ...]
     causal: bool = True
-    keys: int | None = None  # of all phases but decode; None: as many as queries
+    keys: int | None = None  # of all phases but those on a cache; None: as many as queries
+    trees: tuple[int, ...] = (8, 32)  # nodes, of verify
 
 
 def _image(dtype: str, batch: int, *layers: tuple[int, int, int], text: int | None = None) -> dict[str, Sequence[Grid]]:
@@ -117,17 +122,21 @@ def _prompt(
 
 
 _QUICK = Grid(("fp32", "bf16"), (1,), (8,), (), (64, 128), (1024, 2048))
+_QUICK_CACHE = Grid(("fp32", "bf16"), (1,), (32,), (32, 8), (128,), (1024, 4096))
 _FULL = Grid(DTYPES, (1,), (8,), (), (64, 128), (1024, 2048, 4096))
+_FULL_CACHE = Grid(DTYPES, (1, 8), (32,), (32, 8), (128,), (1024, 4096, 16384))
 PRESETS: dict[str, Mapping[str, Sequence[Grid]]] = {
     "quick": {
         "prefill": [_QUICK],
-        "decode": [Grid(("fp32", "bf16"), (1,), (32,), (32, 8), (128,), (1024, 4096))],
+        "decode": [_QUICK_CACHE],
+        "verify": [_QUICK_CACHE],
         "backward": [_QUICK],
         "train": [_QUICK],
     },
     "full": {
         "prefill": [_FULL],
-        "decode": [Grid(DTYPES, (1, 8), (32,), (32, 8), (128,), (1024, 4096, 16384))],
+        "decode": [_FULL_CACHE],
+        "verify": [_FULL_CACHE],
         "backward": [_FULL],
         "train": [_FULL],
     },
@@ -179,9 +188,11 @@ def expand(phase: str, grid: Grid) -> list[Case]:
     cases = []
     for dtype, dim, heads in itertools.product(grid.dtypes, grid.head_dims, grid.heads):
         for kv_heads, batch, length in itertools.product(grid.kv_heads or (heads,), grid.batches, grid.lengths):
-            causal = grid.causal and phase != "decode"
-            seq_q = 1 if phase == "decode" else length
-            cases.append(Case(phase, dtype, batch, heads, kv_heads, dim, seq_q, grid.keys or length, causal))
+            causal = grid.causal and phase not in ON_CACHE
+            for seq_q in {"decode": (1,), "verify": grid.trees}.get(phase, (length,)):
+                cases.append(Case(phase, dtype, batch, heads, kv_heads, dim, seq_q, grid.keys or length, causal))
+                if phase == "verify" and seq_q > length:
+                    raise ValueError(f"bench: --tree must be at most --kv-len, got {seq_q} and {length}")
     check_heads(cases)
     return cases
 

@@ -71,9 +71,9 @@ def _reference(case: Case, inputs: Inputs) -> Iterable[tuple[Tensor, ...]]:
         return x.detach()[entry : entry + 1].to(wide).requires_grad_(x.requires_grad)
 
     for entry in range(case.batch):
-        some = Inputs(*(None if x is None else exact(x, entry) for x in inputs))
+        some = Inputs(*(None if x is None else exact(x, entry) for x in inputs[:4]))
         forward = functools.partial(
-            scaled_dot_product_attention, *some[:3], is_causal=case.causal, enable_gqa=case.group > 1
+            scaled_dot_product_attention, *some[:3], inputs.mask, is_causal=case.causal, enable_gqa=case.group > 1
         )
         yield _results(timed_form(case, some, forward))
 

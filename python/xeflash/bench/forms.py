@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from xeflash.api.attention.trees import packed
 from xeflash.bench.cases import Case
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -17,19 +18,35 @@ FORM_NOTES = {
     "sdpa": "torch scaled_dot_product_attention",
     "enable_gqa": "torch scaled_dot_product_attention with enable_gqa=True",
     "grouped": "decode only: q viewed as (B, Hkv, Hq/Hkv, D), no enable_gqa, K and V read once",
-    "expand": "not of decode: one batch entry per kv head, K and V expanded without a copy "
+    "expand": "not on a cache: one batch entry per kv head, K and V expanded without a copy "
     "(repeat_interleave, which copies, is not faster and left out)",
+    "masked": "verify only: torch scaled_dot_product_attention with the tree as a mask of all keys",
+    "causal": "verify only: our causal call of as many queries on the same cache",
 }
 Form = Callable[[], Tensor | tuple[Tensor, ...]]  # an output, or the gradients of q, k and v
 
 
 class Inputs(NamedTuple):
-    """Contiguous (B, H, S, D) tensors; dout is the gradient of the output, of which those of q, k and v are made."""
+    """Contiguous (B, H, S, D) tensors, on a cache (B, S, H, D) ones that are viewed so.
+
+    dout is the gradient of the output, of which those of q, k and v are made; mask, (Sq, Sk), is True for the keys that
+    the nodes of a tree see.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     dout: Tensor | None = None
+    mask: Tensor | None = None
+
+
+def random_tree(nodes: int, seed: int) -> Tensor:
+    """Returns which nodes each node sees, its ancestors and its own; the parents are drawn of the nodes before."""
+    generator = torch.Generator().manual_seed(seed)
+    sees = torch.eye(nodes, dtype=torch.bool)
+    for node in range(1, nodes):
+        sees[node] |= sees[int(torch.randint(node, (), generator=generator))]
+    return sees
 
 
 def make_inputs(case: Case, device: str, seed: int) -> Inputs:
@@ -43,6 +60,11 @@ def make_inputs(case: Case, device: str, seed: int) -> Inputs:
 
     q = normal(case.heads, case.seq_q)
     k, v = (normal(case.kv_heads, case.seq_k) for _ in range(2))
+    if case.phase == "verify":
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+        mask = torch.ones(case.seq_q, case.seq_k, dtype=torch.bool)
+        mask[:, -case.seq_q :] = random_tree(case.seq_q, seed)
+        return Inputs(q, k, v, mask=mask.to(device))
     if not case.gradients:
         return Inputs(q, k, v)
     for x in (q, k, v):
@@ -62,9 +84,11 @@ def timed_form(case: Case, inputs: Inputs, forward: Callable[[], Tensor]) -> For
 
 
 def our_form(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
-    """Returns xeflash.attention on the inputs, bound once as a caller would."""
+    """Returns our call on the inputs, bound once as a caller would."""
+    if inputs.mask is not None:
+        return _on_cache(inputs, tree_mask=packed(inputs.mask[:, -case.seq_q :]))
     attention: Any = importlib.import_module("xeflash").attention
-    q, k, v, _ = inputs
+    q, k, v = inputs[:3]
     gqa = case.group > 1
 
     def call() -> Tensor:
@@ -74,10 +98,27 @@ def our_form(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
     return call
 
 
+def _on_cache(inputs: Inputs, **mask: Any) -> Callable[[], Tensor]:
+    """Returns our call on a cache that has the keys of the queries already."""
+    attention: Any = importlib.import_module("xeflash").flash_attn_with_kvcache
+    q, k, v = (x.transpose(1, 2) for x in inputs[:3])
+
+    def call() -> Tensor:
+        out: Tensor = attention(q, k, v, **mask).transpose(1, 2)
+        return out
+
+    return call
+
+
 def torch_forms(case: Case, inputs: Inputs) -> dict[str, Callable[[], Tensor]]:
-    """Returns torch's ways by name; the first one is what a user writes first."""
-    q, k, v, _ = inputs
+    """Returns torch's ways by name, of verify also our causal call; the first one is what a user writes first."""
+    q, k, v, _, mask = inputs
     causal = case.causal
+    if mask is not None:
+        return {
+            "masked": lambda: scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=case.group > 1),
+            "causal": _on_cache(inputs, causal=True),
+        }
     if case.group == 1:
         return {"sdpa": lambda: scaled_dot_product_attention(q, k, v, is_causal=causal)}
 
@@ -105,7 +146,7 @@ def torch_forms(case: Case, inputs: Inputs) -> dict[str, Callable[[], Tensor]]:
 
 def eager_form(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
     """Returns attention that keeps all scores in memory, as the eager one of Transformers."""
-    q, k, v, _ = inputs
+    q, k, v = inputs[:3]
 
     def call() -> Tensor:
         keys, values = (x.repeat_interleave(case.group, dim=1) for x in (k, v))

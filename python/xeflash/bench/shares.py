@@ -7,7 +7,7 @@ from typing import Any
 
 from xeflash import _core
 from xeflash.bench.cases import Case
-from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION
+from xeflash.call.schema import BHSD, BSHD, DEFAULTS_OF_ATTENTION
 from xeflash.jit.calls import Shares, shares_of
 from xeflash.runtime.interop import Placeholder
 from xeflash.tune.desc import DTYPE_NAMES, AnyDesc, Desc
@@ -17,8 +17,10 @@ from xeflash.tune.table import level_of, level_of_schedule
 def call_of(case: Case, make: Callable[[tuple[int, ...], str], Any] = Placeholder) -> Callable[[], object]:
     """Returns the call on contiguous (B, H, S, D) arrays, without memory; of a training step, that of its gradients.
 
-    `make` makes an array of a shape and a type.
+    That of a tree reads a cache (B, S, H, D). `make` makes an array of a shape and a type.
     """
+    if case.phase == "verify":
+        return _on_cache(case, make)
 
     def array(heads: int, length: int) -> Any:
         return make((case.batch, heads, length, case.head_dim), DTYPE_NAMES[case.dtype])
@@ -31,6 +33,13 @@ def call_of(case: Case, make: Callable[[tuple[int, ...], str], Any] = Placeholde
     given |= {name: array(case.heads, case.seq_q) for name in ("out", "dout")}
     given["lse"] = make((case.batch, case.heads, case.seq_q), "float32")
     return lambda: _core.backward(wanted=("q", "k", "v"), **given)
+
+
+def _on_cache(case: Case, make: Callable[[tuple[int, ...], str], Any]) -> Callable[[], object]:
+    names = {"q": (case.seq_q, case.heads)} | dict.fromkeys(("k_cache", "v_cache"), (case.seq_k, case.kv_heads))
+    given = {name: make((case.batch, *rows, case.head_dim), DTYPE_NAMES[case.dtype]) for name, rows in names.items()}
+    words = make((1, case.seq_q, -(-case.seq_q // 32)), "int32")
+    return lambda: _core.forward(function="flash_attn_with_kvcache", layout=BSHD, tree_mask=words, **given)
 
 
 def shares_here(case: Case, device: str, units: int | None = None) -> Shares:

@@ -81,16 +81,17 @@ def _add_attention(commands: Any) -> None:
             heads=(SIZES, None, "query heads"),
             kv_heads=(SIZES, None, "they must divide the query heads"),
             head_dim=(SIZES, None, ""),
-            kv_len=(SIZES, None, "decode key lengths"),
+            kv_len=(SIZES, None, "keys of a cache"),
         )
         if len(phases) > 1:
-            text = "train: forward pass and backward; default: prefill, and decode if the preset has it"
-            add_lists(grid, phase=(phases, None, text))
-            add_lists(grid, seq=(SIZES, None, "lengths of all phases but decode"))
-            causal = "mask of all phases but decode; default: causal, but for image models"
+            text = "verify: a tree of guesses on a cache, beside our causal call; train: forward pass and backward; "
+            add_lists(grid, phase=(phases, None, f"{text}default: prefill, and decode if the preset has it"))
+            add_lists(grid, tree=(SIZES, None, "nodes of the trees that are verified; default: 8,32"))
+            add_lists(grid, seq=(SIZES, None, "lengths of all phases that have no cache"))
+            causal = "mask of all phases that have no cache; default: causal, but for image models"
             grid.add_argument("--causal", action=argparse.BooleanOptionalAction, help=causal)
         else:
-            parser.set_defaults(phase=phases, seq=None, causal=None)
+            parser.set_defaults(phase=phases, seq=None, causal=None, tree=None)
         add_measuring(
             parser, None, compare=_COMPARE, text="times that each call is sampled; default: 9, or 21 of the preset full"
         ).add_argument(
@@ -114,7 +115,9 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
             f"bench: --causal must be left out with --preset {arguments.preset}, where not all "
             "calls have as many keys as queries"
         )
-    unused = {"kv_len": "decode" not in phases, "seq": phases == {"decode"}, "causal": phases == {"decode"}}
+    cached = phases & set(grids.ON_CACHE)
+    unused = {"kv_len": not cached, "tree": "verify" not in phases}
+    unused |= dict.fromkeys(("seq", "causal"), cached == phases)
     for name, refused in unused.items():
         value = getattr(arguments, name)
         if refused and value is not None:
@@ -134,7 +137,7 @@ def cases_of(arguments: argparse.Namespace) -> list[Case]:
     _refuse_unused(arguments)
     cases: list[Case] = []
     for phase in arguments.phase:
-        lengths = arguments.kv_len if phase == "decode" else arguments.seq
+        lengths = arguments.kv_len if phase in grids.ON_CACHE else arguments.seq
         for one in preset[phase]:
             grid = dataclasses.replace(
                 one,
@@ -145,6 +148,7 @@ def cases_of(arguments: argparse.Namespace) -> list[Case]:
                 head_dims=_chosen(arguments.head_dim, one.head_dims),
                 lengths=_chosen(lengths, one.lengths),
                 causal=_chosen(arguments.causal, one.causal),
+                trees=_chosen(arguments.tree, one.trees),
             )
             cases += grids.expand(phase, grid)
     return list(dict.fromkeys(cases))
