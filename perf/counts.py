@@ -5,6 +5,7 @@
     python perf/counts.py backward --device pvc,bmg,dg2 --dtype bf16,fp16 --head-dim 64,128 --format csv
     python perf/counts.py decode --device dg2 --keys 4k
     python perf/counts.py decode --device bmg --batch 8 --heads 10/2 --keys 8k --head-dim 128
+    python perf/counts.py verify --device bmg,pvc,dg2 --tree 8,32 --page 16
     python perf/counts.py linear --device dg2 --rows 1,64
     python perf/counts.py spills --device bmg --count 500 --seed 7
     python perf/counts.py speed --device pvc                                    # of the simulator itself
@@ -18,11 +19,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from counting import backward, compilers, decode, dims, forward, linear, speed, spills
+from counting import backward, compilers, decode, dims, forward, linear, speed, spills, verify
 from counting.tables import PRINTERS
 
 FAMILIES = {"forward": forward, "backward": backward, "decode": decode, "linear": linear, "spills": spills}
-FAMILIES |= {"dims": dims, "speed": speed, "compilers": compilers}
+FAMILIES |= {"verify": verify, "dims": dims, "speed": speed, "compilers": compilers}
 
 
 def main() -> int:

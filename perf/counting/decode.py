@@ -18,7 +18,7 @@ from xeflash import sim
 from xeflash.bench.cases import parse_size
 from xeflash.cli.arguments import converter
 
-from counting.options import add_attention, add_caches, add_devices, add_sizes, cases
+from counting.options import add_attention, add_caches, add_devices, add_heads, add_sizes, cases
 from counting.simulated import LINE_BYTES, SIZE, DeviceArray, queue_of, records_of
 from counting.tables import Row, Table
 
@@ -47,16 +47,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_attention(parser)
     add_sizes(parser, "--keys", (1024, 4096))
     parser.add_argument("--batch", type=converter(parse_size), default=1, help="sequences; default: 1")
-    words = f"query heads / KV heads; default: {','.join('/'.join(map(str, heads)) for heads in HEADS)}"
-    parser.add_argument("--heads", type=converter(_heads), default=HEADS, help=words)
+    add_heads(parser, HEADS)
     add_caches(parser, "l2")
-
-
-def _heads(text: str) -> tuple[tuple[int, int], ...]:
-    pairs = [tuple(parse_size(number) for number in pair.split("/")) for pair in text.split(",")]
-    if any(len(pair) != 2 or pair[0] % pair[1] for pair in pairs):
-        raise ValueError(f"'{text}' is no list of query heads / KV heads, these dividing those, as in 8/1,10/2")
-    return tuple((query, kv) for query, kv in pairs)
 
 
 def row_of(device: str, dtype: str, dim: int, keys: int, batch: int, heads: tuple[int, int], queries: int = 1) -> Row:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from xeflash import sim
-from xeflash.bench.cases import DTYPES, parse_choices, parse_sizes
+from xeflash.bench.cases import DTYPES, parse_choices, parse_size, parse_sizes
 from xeflash.cli.arguments import converter
 
 Parser = argparse.ArgumentParser
@@ -31,6 +31,19 @@ def add_sizes(parser: Parser, name: str, default: tuple[int, ...], what: str = "
     """Adds an option that is a comma list of numbers."""
     words = f"{what}default: {','.join(map(str, default))}"
     parser.add_argument(name, type=converter(parse_sizes), default=default, help=words)
+
+
+def add_heads(parser: Parser, default: tuple[tuple[int, int], ...]) -> None:
+    """Adds --heads, a list of query heads and KV heads."""
+    words = f"query heads / KV heads; default: {','.join('/'.join(map(str, heads)) for heads in default)}"
+    parser.add_argument("--heads", type=converter(_heads), default=default, help=words)
+
+
+def _heads(text: str) -> tuple[tuple[int, int], ...]:
+    pairs = [tuple(parse_size(number) for number in pair.split("/")) for pair in text.split(",")]
+    if any(len(pair) != 2 or pair[0] % pair[1] for pair in pairs):
+        raise ValueError(f"'{text}' is no list of query heads / KV heads, these dividing those, as in 8/1,10/2")
+    return tuple((query, kv) for query, kv in pairs)
 
 
 def add_caches(parser: Parser, default: str | None = None) -> None:

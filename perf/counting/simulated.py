@@ -14,18 +14,22 @@ from xeflash.bench.standard import standard_attention
 from xeflash.call.schema import BHSD
 
 DTYPES = {"fp32": (np.float32, "<f4"), "fp16": (np.float16, "<f2"), "bf16": (ml_dtypes.bfloat16, "<V2")}
-BYTES = {"uint8": (np.uint8, "|u1"), "int8": (np.int8, "|i1")}
+BYTES = {"uint8": (np.uint8, "|u1"), "int8": (np.int8, "|i1"), "float8_e4m3fn": (ml_dtypes.float8_e4m3fn, "|V1")}
+INTS = {"int32": (np.int32, "<i4")}
 SIZE = {name: np.dtype(element).itemsize for name, (element, _) in DTYPES.items()}
 LINE_BYTES = 64
 
 
 class DeviceArray:
-    """Random numbers in the memory of a queue's device."""
+    """Random numbers, or those of an array, in the memory of a queue's device."""
 
-    def __init__(self, queue: dpctl.SyclQueue, shape: tuple[int, ...], dtype: str) -> None:
-        element, typestr = (DTYPES | BYTES)[dtype]
-        values = np.random.default_rng(0).standard_normal(shape, np.float32).astype(element)
-        self.shape = shape
+    def __init__(
+        self, queue: dpctl.SyclQueue, shape: tuple[int, ...], dtype: str, values: np.ndarray | None = None
+    ) -> None:
+        element, typestr = (DTYPES | BYTES | INTS)[dtype]
+        if values is None:
+            values = np.random.default_rng(0).standard_normal(shape, np.float32).astype(element)
+        self.shape, self.dtype = shape, dtype
         self.nbytes = values.nbytes
         self._memory = dpctl.memory.MemoryUSMDevice(values.nbytes, queue=queue)
         self._memory.copy_from_host(values.view(np.uint8).reshape(-1))
