@@ -55,6 +55,7 @@ def ways(rows: int) -> dict[str, Callable[[], object]]:
     cache, starts = torch.zeros(1, 16, 2, 64), torch.tensor([0, rows], dtype=torch.int32)
     varlen = (packed, packed, packed, starts, starts, rows, rows)
     pages = (packed, cache, cache, starts, None, rows, 16)
+    words = torch.full((1, rows, 1), -1, dtype=torch.int32)
     lengths, table = torch.tensor([3], dtype=torch.int32), torch.tensor([[0]], dtype=torch.int32)
     leaf, dout = torch.zeros(1, rows, 2, 64, requires_grad=True), torch.ones(1, rows, 2, 64)
     custom_op = by_custom_op()
@@ -73,6 +74,7 @@ def ways(rows: int) -> dict[str, Callable[[], object]]:
         "xeflash.flash_attn_func, numpy, causal": lambda: xeflash.flash_attn_func(b, b, b, causal=True),
         "xeflash.flash_attn_varlen_func, torch": lambda: xeflash.flash_attn_varlen_func(*varlen),
         "xeflash.flash_attn_with_kvcache, torch": lambda: xeflash.flash_attn_with_kvcache(bshd, cache, cache),
+        "the same with a tree, in words": lambda: xeflash.flash_attn_with_kvcache(bshd, cache, cache, tree_mask=words),
         "xeflash.flash_attn_qkvpacked_func, torch": lambda: xeflash.flash_attn_qkvpacked_func(qkv),
         "the last keys of a cache, pages, window": lambda: xeflash.flash_attn_with_kvcache(
             bshd, cache, cache, cache_seqlens=lengths, block_table=table, causal=True, window_size=(5, 0)
