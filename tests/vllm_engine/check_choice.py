@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 
 import pytest
 import torch
+from vllm.config import SpeculativeConfig
 from vllm.platforms.cpu import CpuPlatform
 from vllm.plugins import load_general_plugins
 from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
@@ -126,3 +127,10 @@ def test_what_it_says_of_itself():
     assert XeflashBackend.supports_kv_cache_dtype("fp8") and not XeflashBackend.supports_kv_cache_dtype("nvfp4")
     assert XeflashBackend.supports_block_size(48) and not XeflashBackend.supports_block_size(24)
     assert XeflashBackend.get_impl_cls().supports_dcp
+
+
+def test_vllm_has_no_trees_of_guesses():
+    """Our backend takes the guesses of a step for a chain: a version that has trees again needs a mask from us."""
+    assert "TREE_ATTN" not in AttentionBackendEnum.__members__
+    with pytest.raises(ValueError, match="speculative_token_tree\n *Unexpected keyword"):
+        SpeculativeConfig(method="ngram", num_speculative_tokens=2, speculative_token_tree="[(0,), (1,)]")
