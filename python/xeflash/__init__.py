@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from xeflash.api.attention.keep import keep_rows
     from xeflash.api.attention.kv_cache import flash_attn_with_kvcache
     from xeflash.api.attention.merge import merge_states
+    from xeflash.api.attention.trees import pack_tree_mask
     from xeflash.api.attention.write import write_to_cache
     from xeflash.api.products.heads import linear_argmax, linear_cross_entropy, linear_log_prob, linear_top_k
     from xeflash.api.products.linear import linear
@@ -64,6 +65,7 @@ __all__ = [
     "matmul_softmax",
     "merge_states",
     "pack_int4",
+    "pack_tree_mask",
     "sample",
     "warm_up",
     "write_to_cache",
@@ -95,6 +97,7 @@ _MODULES = {  # modules of functions; all other functions are in flash_attn
     "flash_attn_with_kvcache": "api.attention.kv_cache",
     "keep_rows": "api.attention.keep",
     "merge_states": "api.attention.merge",
+    "pack_tree_mask": "api.attention.trees",
     "write_to_cache": "api.attention.write",
     "linear": "api.products.linear",
     "pack_int4": "api.products.pack_int4",

@@ -87,9 +87,9 @@ def flash_attn_with_kvcache(
             new keys, and a cache without block_table then needs a multiple of 16 rows.
         tree_mask: the last T = Sq keys of a sequence are those of its queries, the nodes of a tree of guesses, up to
             1,024: bool (T, T) or (B, T, T), [i, j] True if node i sees node j, as each sees itself; all see all keys
-            before the nodes. Or int32 words, as ``trees.packed`` makes them once for all layers: bit j % 32 of word
-            j // 32, (1 or B, T, words), or a row for each of all queries, (tokens, words). Not with causal, windows,
-            chunks and ALiBi. ``keep_rows`` moves the keys of accepted nodes together.
+            before the nodes. Or words of int32, as ``pack_tree_mask`` makes them once for all layers, also with a row
+            for each of all queries, (tokens, words). It does not go with causal, windows, chunks and ALiBi.
+            ``keep_rows`` moves the keys of accepted nodes together.
         rotary_positions: int32 (B, new): positions by which the new keys are rotated, and as many queries.
 
     Keywords of flash-attn 3 are taken as by flash_attn_func.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from xeflash.call.bind import public
 from xeflash.call.call import Call
 from xeflash.call.schema import THD
 from xeflash.call.values import namespace, shape_of
@@ -12,12 +13,37 @@ _NAME = "tree_mask"
 _WORD = 32  # nodes of a word: kWord of params.hpp
 
 
+@public()
+def pack_tree_mask(tree_mask: Any) -> Any:
+    """Packs the tree_mask of flash_attn_with_kvcache into words of bits, once for the calls of all layers.
+
+    Args:
+        tree_mask: bool (T, T) or (B, T, T).
+
+    The result is int32 (1 or B, T, ceil(T / 32)): bit j % 32 of word j // 32 of row i says whether node i sees node j.
+
+    >>> import numpy as np, xeflash
+    >>> xeflash.pack_tree_mask(np.array([[True, False], [True, True]])).tolist()
+    [[[1], [3]]]
+    """
+
+
+@pack_tree_mask.body
+def _(call: Call) -> Any:
+    mask = call[_NAME]
+    shape = shape_of(call.function, _NAME, mask)
+    if not _is_bool(mask) or len(shape) not in (2, 3) or shape[-1] != shape[-2]:
+        got = f"{getattr(mask, 'dtype', type(mask).__name__)} {list(shape)}"
+        raise call.refuse(_NAME, "must be bool of shape [T, T] or [sequences, T, T]", got)
+    return packed(mask, call.function)
+
+
 def tree_in_words(call: Call) -> Call:
     """Replaces a mask of bools by words of bits."""
     if (mask := call[_NAME]) is None:
         return call.with_(_NAME)
     shape = shape_of(call.function, _NAME, mask)
-    if str(getattr(mask, "dtype", "")).rpartition(".")[2] not in ("bool", "bool_"):
+    if not _is_bool(mask):
         return call
     packs = call.layout == THD
     rows = call["max_seqlen_q"] if packs else shape_of(call.function, "q", call["q"])[1]
@@ -28,8 +54,8 @@ def tree_in_words(call: Call) -> Call:
     return call.with_(tree_mask=packed(mask, call.function))
 
 
-def packed(mask: Any, function: str = "packed") -> Any:
-    """Packs bools (T, T) or (B, T, T) into words (1 or B, T, ceil(T / 32)): bit j % 32 of word j // 32 is node j."""
+def packed(mask: Any, function: str = "pack_tree_mask") -> Any:
+    """Packs bools (T, T) or (B, T, T) into words, for the functions and for those who checked them."""
     xp = namespace(function, _NAME, mask)
     if mask.ndim == 2:
         mask = mask[None]
@@ -40,3 +66,7 @@ def packed(mask: Any, function: str = "packed") -> Any:
     bits = 1 << xp.arange(_WORD, dtype=xp.int32, device=mask.device)
     words = xp.where(mask.reshape((*lead, (nodes + more) // _WORD, _WORD)), bits, xp.zeros_like(bits))
     return xp.sum(words, axis=-1, dtype=xp.int32)
+
+
+def _is_bool(mask: Any) -> bool:
+    return str(getattr(mask, "dtype", "")).rpartition(".")[2] in ("bool", "bool_")
