@@ -127,10 +127,10 @@ def test_compiled_calls_give_the_same_bits():
     assert torch.equal(call(q, k, v, tree_mask=chain(9)), want)
 
 
-def test_words_that_are_too_many_say_nothing():
+def test_bits_that_are_too_many_say_nothing():
     """Nodes beyond those of a sequence have no keys."""
     q, k, v = plain(5)
-    words = torch.cat([packed(chain(5)) | (-1 << 5), torch.full((1, 5, 1), -1, dtype=torch.int32)], -1)
+    words = packed(chain(5)) | (-1 << 5)
     want = xeflash.flash_attn_with_kvcache(q, k, v, tree_mask=chain(5))
     assert torch.equal(xeflash.flash_attn_with_kvcache(q, k, v, tree_mask=words), want)
 
@@ -200,7 +200,8 @@ def test_words_on_a_device_are_trusted(gpu):
         ({"alibi_slopes": torch.ones(2)}, NotImplementedError, "alibi_slopes must be None with tree_mask"),
         ({"tree_mask": chain(6)}, ValueError, r"tree_mask must have shape .*, with T 5, .*, got \[6, 6\]"),
         ({"tree_mask": chain(5).expand(3, 5, 5)}, ValueError, r"tree_mask must have 5 rows for each sequence, \(2, 5"),
-        ({"tree_mask": torch.ones(5, 5, dtype=torch.int64)}, TypeError, "tree_mask must be int32"),
+        ({"tree_mask": torch.ones(5, 5, dtype=torch.int64)}, TypeError, "must be bool, or words of int32, got int64"),
+        ({"tree_mask": chain(5)[None].int()}, ValueError, "must have 1 words of 32 bits for 5 nodes, got 5"),
         ({"tree_mask": torch.ones(9, 1, dtype=torch.int32)}, ValueError, r"or be \(10, words\), got \[9, 1\]"),
         ({"tree_mask": torch.ones(1, 5, 0, dtype=torch.int32)}, ValueError, "must have 1 words of 32 bits for 5 nodes"),
         ({"tree_mask": chain(5) & ~chain(5).T}, ValueError, "must let each node see itself, got node 0 of sequence 0"),

@@ -61,16 +61,18 @@ TreeRows read_tree(const Problem& p, const FwdRequest& r, const Checker& check) 
   const int64_t rows = p.packed ? p.tokens_q : p.batch * p.sq;
   const bool of_sequences = a.ndim == 3 && (a.shape[0] == 1 || a.shape[0] == p.batch) &&
                             (p.packed ? a.shape[1] >= p.sq : a.shape[1] == p.sq);
-  const std::string length = number(p.sq), least = number(divide_up(p.sq, kWord));
+  const std::string length = number(p.sq);
   XF_REQUIRE(check, of_sequences || (a.ndim == 2 && a.shape[0] == rows), kName,
              "must have " + length + " rows for each sequence, (" + number(p.batch) + ", " +
                  length + ", words), or for all, (1, " + length + ", words), or be (" +
                  number(rows) + ", words)",
              a.describe_shape(), a);
-  const int64_t words = a.shape[a.ndim - 1];
-  XF_REQUIRE(check, words >= divide_up(p.sq, kWord) && words <= kMostNodes / kWord, kName,
-             "must have " + least + " words of 32 bits for " + length + " nodes, or up to " +
-                 number(kMostNodes / kWord),
+  // Rows of packed queries do not say how many nodes a sequence may have.
+  const int64_t nodes = a.ndim == 3 ? a.shape[1] : p.sq, words = a.shape[a.ndim - 1];
+  const int64_t least = divide_up(nodes, kWord);
+  const int64_t most = a.ndim == 2 && p.packed ? divide_up(r.max_seqlen_q, kWord) : least;
+  XF_REQUIRE(check, words >= least && words <= std::min(most, kMostNodes / kWord), kName,
+             "must have " + number(least) + " words of 32 bits for " + number(nodes) + " nodes",
              number(words), a);
   if (of_sequences) {
     tree.is_shared = a.shape[0] == 1 || a.strides[0] == 0;

@@ -11,6 +11,7 @@ from xeflash.call.values import namespace, shape_of
 
 _NAME = "tree_mask"
 _WORD = 32  # nodes of a word: kWord of params.hpp
+_BOOL = ("bool", "bool_")
 
 
 @public()
@@ -32,9 +33,10 @@ def pack_tree_mask(tree_mask: Any) -> Any:
 def _(call: Call) -> Any:
     mask = call[_NAME]
     shape = shape_of(call.function, _NAME, mask)
-    if not _is_bool(mask) or len(shape) not in (2, 3) or shape[-1] != shape[-2]:
-        got = f"{getattr(mask, 'dtype', type(mask).__name__)} {list(shape)}"
-        raise call.refuse(_NAME, "must be bool of shape [T, T] or [sequences, T, T]", got)
+    if (dtype := _dtype(mask)) not in _BOOL:
+        raise call.refuse(_NAME, "must be bool", dtype or type(mask).__name__, TypeError)
+    if len(shape) not in (2, 3) or shape[-1] != shape[-2]:
+        raise call.refuse(_NAME, "must have shape [T, T] or [sequences, T, T]", list(shape))
     return packed(mask, call.function)
 
 
@@ -42,9 +44,11 @@ def tree_in_words(call: Call) -> Call:
     """Replaces a mask of bools by words of bits."""
     if (mask := call[_NAME]) is None:
         return call.with_(_NAME)
-    shape = shape_of(call.function, _NAME, mask)
-    if not _is_bool(mask):
+    shape, dtype = shape_of(call.function, _NAME, mask), _dtype(mask)
+    if dtype in ("int32", ""):  # arrays of memory alone say nothing
         return call
+    if dtype not in _BOOL:
+        raise call.refuse(_NAME, "must be bool, or words of int32", dtype, TypeError)
     packs = call.layout == THD
     rows = call["max_seqlen_q"] if packs else shape_of(call.function, "q", call["q"])[1]
     few = rows > shape[-1] if packs else rows != shape[-1]
@@ -68,5 +72,6 @@ def packed(mask: Any, function: str = "pack_tree_mask") -> Any:
     return xp.sum(words, axis=-1, dtype=xp.int32)
 
 
-def _is_bool(mask: Any) -> bool:
-    return str(getattr(mask, "dtype", "")).rpartition(".")[2] in ("bool", "bool_")
+def _dtype(mask: Any) -> str:
+    """Returns the name of an array's type, or nothing where it has none."""
+    return str(getattr(mask, "dtype", "")).rpartition(".")[2]

@@ -46,6 +46,7 @@ def seen_nodes(spec: Spec, b: int, given: Mapping[str, Any]) -> Array | None:
 def in_words(spec: Spec, trees: Array) -> Array:
     """Returns the bits of all rows of q, (rows, words), or those that all sequences share, (1, T, words)."""
     if spec.word("tree") != "shared":
-        trees = np.concatenate([tree[:n] for tree, (n, _) in zip(trees, spec.sequences, strict=True)])
+        rows = [tree[:n] for tree, (n, _) in zip(trees, spec.sequences, strict=True)]
+        trees = np.concatenate([np.zeros((0, trees.shape[-1]), bool), *rows])
     padded = np.pad(trees, (*[(0, 0)] * (trees.ndim - 1), (0, -trees.shape[-1] % 32)))
     return np.packbits(padded, axis=-1, bitorder="little").view(np.int32)
