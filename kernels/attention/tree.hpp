@@ -17,12 +17,19 @@ struct Tree : Window {  // a Mask
               (p.tree.of_packed_rows ? seq.q0 * p.tree.words_of_row : 0)),
         words_of_row(p.tree.words_of_row) {}
 
+  // There is no window, and hide_in hides the keys beyond the last node's.
+  template <class S, class I, class J>
+  XF_INLINE S hide(S s, I, J) const {
+    return s;
+  }
+
   template <bool kTransposed, template <int, int> class Tile, int R, int C, class Query>
   XF_INLINE void hide_in(Tile<R, C>& S, int row, int column, Query query) const {
     static_assert(!kTransposed, "caches have no gradients");
     XF_UNROLL for (int begin = 0; begin < C; begin += kWord) {
-      const Numbers<R> hidden(
-          [&](Ints r) { return hidden_from(column + begin - shift, query(r + row)); });
+      const int first = column + begin - shift;
+      const Ints beyond(beyond_last(first));
+      const Numbers<R> hidden([&](Ints r) { return hidden_from(first, query(r + row)) | beyond; });
       const Numbers<C> bits([&](Ints c) {
         const Ints bit = Ints(1) << (c & (kWord - 1));
         return C <= kWord ? bit : select((c >= begin) & (c < begin + kWord), bit, Ints(0));
@@ -39,8 +46,12 @@ struct Tree : Window {  // a Mask
   }
 
  private:
-  // Returns which of kWord nodes, from node `first` on, rows do not see. There are no nodes below
-  // 0.
+  // Returns which of kWord nodes, from node `first` on, are beyond the last one.
+  XF_INLINE int beyond_last(int first) const {
+    const int nodes = sq - first;
+    return nodes >= kWord ? 0 : static_cast<int>(~0u << larger(nodes, 0));
+  }
+  // Returns which of kWord nodes, from node `first` on, rows do not see; none of those below 0.
   XF_INLINE Ints hidden_from(int first, Ints row) const {
     const int word = first >> 5, bit = first & (kWord - 1);
     const Ints low = hidden_of(word, row) >> bit, high = hidden_of(word + 1, row);

@@ -216,6 +216,7 @@ assert np.abs(xeflash.attention(q, q, q, score_mod=text) - 1).max() < 1e-6
 """
 
 
+@pytest.mark.wide
 def test_the_longest_and_the_deepest_compiles():
     """In a process of its own, which the compiler ends if it descends too far."""
     done = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True)
@@ -374,7 +375,8 @@ def test_gradients_of_captures(name):
     check_dense(LEARNED[name], {}, torch.float32, "cpu")
 
 
-@pytest.mark.parametrize("features", few(FEATURES, "causal", "all"))
+@pytest.mark.wide
+@pytest.mark.parametrize("features", FEATURES)
 def test_gradients_of_captures_beside_other_features(features):
     name = "statements" if features == "all" else "product"
     check_dense(LEARNED[name], FEATURES[features], torch.float32, "cpu", everything=features == "all")
@@ -384,13 +386,11 @@ def test_gradients_of_captures_beside_other_features(features):
 
 @pytest.mark.gpu
 @pytest.mark.xpu
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "features", "dtype"),
-    few_rows(
-        [(name, "plain", torch.float16) for name in LEARNED if name != "few-workers"]
-        + [("product", features, torch.float32) for features in FEATURES if features != "all"],
-        ("distance", "plain", torch.float16),
-    ),
+    [(name, "plain", torch.float16) for name in LEARNED if name != "few-workers"]
+    + [("product", features, torch.float32) for features in FEATURES if features != "all"],
 )
 def test_gradients_of_captures_on_gpu(xpu, name, features, dtype):
     check_dense(LEARNED[name], FEATURES[features], dtype, "xpu", (41, 61))
