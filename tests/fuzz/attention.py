@@ -175,7 +175,7 @@ def placed(
     if spec.sinks and not draw.on_gpu and not draw.kind.startswith("usm"):
         sink_dtype = draw.of("float32", "float16", "bfloat16")
         drawn.values["s_aux"] = Values.of(drawn.values["s_aux"].numbers, sink_dtype)
-    if spec.is_packed and draw.chance(0.2):
+    if spec.is_packed and not spec.has("tree") and draw.chance(0.2):
         more = draw.of(1, 3, 64), draw.of(1, 3, 64)
         drawn = replace(drawn, longest=tuple(n + m for n, m in zip(drawn.longest, more, strict=True)))
         drawn = replace(drawn, longest=(max(drawn.longest),) * 2) if "qkvpacked" in spec.entry else drawn
@@ -348,7 +348,9 @@ def flash_attn_with_kvcache(draw: Draw) -> Case:
 
     facts = {"rows": rows, "batch": batch, "capacity": cache.capacity, "added": new, "appended": index[0]}
     facts |= {"places": cache.arrays[0].bits.shape[0], "used": used_places(drawn)}
-    is_plain = not any(isinstance(arguments.get(f"{x}_scale"), Array) and f"{x}_scale" not in put for x in "kv")
+    is_plain = has_no_bools(spec) and not any(
+        isinstance(arguments.get(f"{x}_scale"), Array) and f"{x}_scale" not in put for x in "kv"
+    )
     return Case("flash_attn_with_kvcache", arguments, check, way_of(draw, arguments, is_plain), written, facts=facts)
 
 
@@ -363,6 +365,11 @@ def with_a_tree(draw: Draw, spec: Spec) -> Spec:
         rotary=spec.rotary if spec.rows == spec.new else "",
         variant=spec.variant.replace("tree", f"tree={draw.of(*kinds)}"),
     )  # fmt: skip
+
+
+def has_no_bools(spec: Spec) -> bool:
+    """Whether an operator takes the call, which has words only."""
+    return spec.word("tree") in (None, "words")
 
 
 def one_number(draw: Draw, number: float) -> Any:
@@ -401,7 +408,8 @@ def flash_attn_varlen_paged(draw: Draw) -> Case:
     def check(result: Any) -> None:
         judged(drawn, arrays, put, result)
 
-    return Case("flash_attn_varlen_func", arguments, check, way_of(draw, arguments), facts=facts)
+    way = way_of(draw, arguments, has_no_bools(spec))
+    return Case("flash_attn_varlen_func", arguments, check, way, facts=facts)
 
 
 # ---- gradients ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from xeflash.call.values import namespace, shape_of
 _NAME = "tree_mask"
 _WORD = 32  # nodes of a word: kWord of params.hpp
 _BOOL = ("bool", "bool_")
+_MOST = 1024  # nodes: kMostNodes of tree.hpp
 
 
 @public()
@@ -45,16 +46,21 @@ def tree_in_words(call: Call) -> Call:
     if (mask := call[_NAME]) is None:
         return call.with_(_NAME)
     shape, dtype = shape_of(call.function, _NAME, mask), _dtype(mask)
-    if dtype in ("int32", ""):  # arrays of memory alone say nothing
+    if dtype in ("int32", "") or getattr(mask, "is_sparse", False):  # arrays of memory alone have no type
         return call
     if dtype not in _BOOL:
         raise call.refuse(_NAME, "must be bool, or words of int32", dtype, TypeError)
-    packs = call.layout == THD
-    rows = call["max_seqlen_q"] if packs else shape_of(call.function, "q", call["q"])[1]
-    few = rows > shape[-1] if packs else rows != shape[-1]
-    if len(shape) not in (2, 3) or shape[-1] != shape[-2] or few:
+    packs, of_q = call.layout == THD, shape_of(call.function, "q", call["q"])
+    if len(of_q) != (3 if packs else 4):
+        return call  # the call will be refused
+    rows = of_q[0] if packs else of_q[1]
+    if packs and isinstance(longest := call["max_seqlen_q"], int):
+        rows = min(longest, rows)
+    if len(shape) not in (2, 3) or shape[-1] != shape[-2] or (rows > shape[-1] if packs else rows != shape[-1]):
         rule = f"must have shape [T, T] or [sequences, T, T], with T {'at least ' * packs}{rows}, the nodes of a tree"
         raise call.refuse(_NAME, rule, list(shape))
+    if shape[-1] > _MOST:
+        raise call.refuse(_NAME, f"must have at most {_MOST} nodes", shape[-1], NotImplementedError)
     return call.with_(tree_mask=packed(mask, call.function))
 
 
