@@ -6,6 +6,7 @@ Results are compared with float64, and with SGLang's torch_native backend where 
 import itertools
 import types
 
+import numpy as np
 import pytest
 import torch
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
@@ -16,6 +17,13 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.runtime_context import get_parallel
+from sglang.srt.speculative.eagle_info import EagleVerifyInput
+from sglang.srt.speculative.eagle_utils import (
+    TreeMaskMode,
+    build_tree_kernel_efficient,
+    organize_draft_results,
+)
+from sglang.srt.speculative.spec_utils import select_top_k_tokens
 from tolerance import check_attention
 from xeflash.integrations.sglang import register
 from xeflash.selftest.reference import Features
@@ -71,7 +79,7 @@ class Sequences:
         slots = []
         for b, n in enumerate(self.lengths):
             mine = pages[5 * b : 5 * b + 5, None].to(device) * PAGE + torch.arange(PAGE, device=device)
-            self.requests.write((self.rows[b], slice(0, n)), mine.flatten()[:n].int())
+            self.requests.write((self.rows[b], slice(0, 5 * PAGE)), mine.flatten().int())
             slots.append(self.requests.req_to_token[self.rows[b], :n])
         self.slots = slots
 
@@ -130,14 +138,15 @@ class Sequences:
         with forward_context(ForwardContext(attn_backend=backend)):
             return layer(q.flatten(1), k.flatten(1), v.flatten(1), batch, save_kv_cache=save, **more)
 
-    def check(self, output, features):
+    def check(self, output, *features):
+        """Compares with what features give, of all sequences or of each."""
         assert output.shape == (self.tokens, self.heads * self.dim_v)
         output = output.unflatten(1, (self.heads, self.dim_v)).cpu()
         for b, (k, v) in enumerate(zip(self.keys, self.values, strict=True)):
             rows = slice(self.starts[b], self.starts[b + 1])
             q, k, v, out = (x.transpose(0, 1)[None] for x in (self.q[rows], k, v, output[rows]))
             with torch.device("cpu"):
-                check_attention(f"sequence {b}", q, k, v, features, out)
+                check_attention(f"sequence {b}", q, k, v, features[b % len(features)], out)
 
 
 MIXED = ((0, 30, 20), (12, 1, 5))  # a prompt, a token, the next chunk of a prompt
@@ -242,6 +251,84 @@ def test_a_chain_of_guesses_is_verified(device):
     s.check(s.run(s.layer(), batch=s.batch(spec_info=chain(4))), CAUSAL)
 
 
+def random_trees(before, nodes, mode=TreeMaskMode.FULL_MASK, topk=3, steps=4):
+    """Guesses as SGLang makes them, of random probabilities; and which of them each sees, by their links."""
+    count, scores, found = len(before), None, []
+    for step in range(steps):
+        chances = torch.rand(count if step == 0 else count * topk, topk).softmax(-1).sort(descending=True).values
+        tokens = torch.randint(97, chances.shape)
+        _, _, scores, more = select_top_k_tokens(step, chances, tokens, None, scores, topk)
+        found.append(more)
+    chosen = organize_draft_results(*(list(x) for x in zip(*found, strict=True)), nodes)
+    parents, places, guesses = chosen
+    lengths = torch.tensor(before)
+    mask, positions, index, child, sibling, draft_token = build_tree_kernel_efficient(
+        torch.zeros(count, dtype=torch.int64), parents, places, guesses, lengths, sum(before), topk, steps, nodes, mode
+    )
+    seen = torch.eye(nodes, dtype=torch.bool).repeat(count, 1, 1)
+    for b, node in itertools.product(range(count), range(nodes)):
+        below = int(child[b, node])
+        while below >= 0:
+            seen[b, below] |= seen[b, node]
+            below = int(sibling[b, below])
+    assert seen.sum(-1).flatten().tolist() == (positions - lengths.repeat_interleave(nodes) + 1).tolist()
+    assert not torch.equal(seen[0], seen[0].new_ones(nodes, nodes).tril())
+    verify = EagleVerifyInput(
+        draft_token, mask, positions, index, child, sibling, None, steps, topk, nodes, None, sum(before), None
+    )
+    return verify, seen
+
+
+def in_bits(verify):
+    """The mask of guesses alone, in SGLang's smallest elements of bits."""
+    nodes = verify.draft_token_num
+    size = 1 << max(0, -(-nodes // 8) - 1).bit_length()
+    rows = np.packbits(verify.custom_mask.view(-1, nodes).numpy(), axis=1, bitorder="little")
+    rows = np.pad(rows, ((0, 0), (0, size - rows.shape[1])))
+    verify.custom_mask = torch.from_numpy(rows).view({1: torch.uint8, 2: torch.uint16, 4: torch.uint32}[size]).flatten()
+
+
+def check_trees(s, output, seen):
+    """Each row sees all keys before the guesses, and of these its own path."""
+    features = [CAUSAL.with_(window=(-1, -1), mask=torch.cat([torch.ones(len(x), n, dtype=torch.bool), x], 1))
+                for n, x in zip(s.before, seen, strict=True)]  # fmt: skip
+    s.check(output, *features)
+
+
+@pytest.mark.parametrize("nodes", [8, 12, 24, 33])
+@pytest.mark.parametrize("form", ["all_keys", "guesses", "bits"])
+def test_a_tree_of_guesses_is_verified(nodes, form):
+    if form == "bits" and nodes > 32:
+        pytest.skip("SGLang has no more bits")
+    s = Sequences((17, 33, 1), (nodes,) * 3, ForwardMode.TARGET_VERIFY, dtype=torch.float32)
+    verify, seen = random_trees(s.before, nodes, TreeMaskMode(form != "all_keys"), topk=4)
+    if form == "bits":
+        in_bits(verify)
+    check_trees(s, s.run(s.layer(), batch=s.batch(spec_info=verify)), seen)
+
+
+def test_room_of_a_graph_has_the_tree_of_each_replay():
+    """The batch of the graph is larger than that of the replay, whose mask has rows of all keys."""
+    nodes, places = 8, 3
+    first = Sequences((1, 1, 1), (nodes,) * places, ForwardMode.TARGET_VERIFY, dtype=torch.float32)
+    backend = first.backend()
+    backend.init_cuda_graph_state(places, places * nodes)
+    any_mask = torch.ones(5 * nodes * (nodes + 1), dtype=torch.bool)  # SGLang's, of its largest batch
+    recorded = types.SimpleNamespace(tree_topk=3, num_tokens_per_req=nodes, draft_token=None, custom_mask=any_mask)
+    backend.init_forward_metadata_out_graph(first.batch(spec_info=recorded), in_capture=True)
+    room = backend.step
+    for before in ((17, 40), (70, 3), (5, 3)):  # the last has as many elements as three trees alone
+        s = Sequences((*before, 1), (nodes,) * places, ForwardMode.TARGET_VERIFY, dtype=torch.float32)
+        backend.token_to_kv_pool, backend.req_to_token_pool = s.pool, s.requests
+        verify, seen = random_trees(before, nodes)
+        layer, batch = s.layer(), s.batch(spec_info=verify)
+        s.remember(backend, layer, batch)
+        backend.init_forward_metadata_out_graph(batch)
+        assert backend.step is room
+        out = backend.forward_extend(*s.new_rows(), layer, batch)
+        check_trees(s, out, [*seen, torch.ones(nodes, nodes, dtype=torch.bool)])
+
+
 def test_draft_models_extend():
     s = Sequences((17, 30), (4, 4), ForwardMode.DRAFT_EXTEND_V2)
     s.check(s.run(s.layer()), CAUSAL)
@@ -291,9 +378,19 @@ def test_refusals():
         s.run(s.layer(), topk_indices=s.q)
     with pytest.raises(NotImplementedError, match="rows of the pool must be .* as the layer has them"):
         Sequences(*MIXED, latent=True).run(RadixAttention(4, 192, 0.1, 4, 0, v_head_dim=128), save=False)
+    s = Sequences((17, 5), (4, 4), ForwardMode.TARGET_VERIFY, dtype=torch.float32)
+    batch = s.batch(spec_info=random_trees(s.before, 4)[0])
+    with pytest.raises(NotImplementedError, match="must be -1, or reach all 21 keys, where guesses are a tree.*got 19"):
+        s.run(s.layer(sliding_window_size=19), batch=batch)
+    s.run(s.layer(sliding_window_size=20), batch=batch)
     for mode, guesses, message in (
-        (ForwardMode.TARGET_VERIFY, types.SimpleNamespace(tree_topk=2, num_tokens_per_req=4), "must be a chain"),
-        (ForwardMode.DECODE, chain(4), "must have another --speculative-draft-attention-backend"),
+        (ForwardMode.TARGET_VERIFY, types.SimpleNamespace(num_tokens_per_req=4), "must have tree_topk"),
+        (
+            ForwardMode.TARGET_VERIFY,
+            types.SimpleNamespace(tree_topk=2, num_tokens_per_req=4),
+            "for a tree, custom_mask",
+        ),
+        (ForwardMode.DECODE, chain(4), "spec_info of a decode step must be None, got SimpleNamespace"),
         (ForwardMode.DLLM_EXTEND, None, "forward_mode DLLM_EXTEND is not supported"),
     ):
         s = Sequences((17,), (4,), mode)

@@ -36,6 +36,9 @@ def provide(say: Callable[[str], None] = print) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(map(str, (engine, others, HERE / "stand_ins"))),
         "SGLANG_USE_CPU_ENGINE": "1",
         "SGLANG_PLUGINS": "xeflash",
+        "TRITON_INTERPRET": "1",  # SGLang's kernels that make trees and accept guesses
+        "TORCHDYNAMO_DISABLE": "1",
+        "SGLANG_NATIVE_MOVE_KV_CACHE": "1",
         "HF_HUB_OFFLINE": "1",
     }
 

@@ -3,8 +3,8 @@
     req_to_token (requests, positions): slots of tokens  ->  each 16th, 32nd, ... divided by the page: a table of pages
     pool (slots, Hk, D)                                  ->  (pages, page, Hk, D), the same memory
 
-Prefill, its chunks, decode and the check of a chain of guesses are one call of variable length. Latents (MLA) are keys
-of one head, whose first columns are the values. See sglang.py for how it is chosen.
+Prefill, its chunks, decode and the check of guesses are one call of variable length. Latents (MLA) are keys of one
+head, whose first columns are the values. See sglang.py for how it is chosen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
-from xeflash import flash_attn_varlen_func
+from xeflash import flash_attn_varlen_func, pack_tree_mask
 
 
 @dataclass
@@ -35,6 +35,7 @@ class Step:
     is_whole: bool = False  # prompts from their first token on: all keys are new
     window_pages: Tensor | None = None  # pages of layers whose pool keeps a window only
     window_slots: Tensor | None = None
+    tree: Tensor | None = None  # guesses that each guess sees, where they are a tree: bits in words
 
 
 class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
@@ -58,7 +59,6 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
         pool = runner.token_to_kv_pool
         self.has_windows = isinstance(pool, SWAKVPool) and pool.swa_layer_nums > 0
         self.has_latents = isinstance(getattr(pool, "full_kv_pool", pool), MLATokenToKVPool)
-        self.context_len: int = runner.model_config.context_len
         self.recorded: dict[tuple[int, int], Step] = {}
         self.step: Step | None = None
 
@@ -79,20 +79,25 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
 
         A replay finds its own lengths and tables in the recorded tensors.
         """
-        now = self._step(forward_batch)
-        key = (forward_batch.batch_size, now.longest_q)
+        self._replay(self._step(forward_batch), in_capture)
+
+    def _replay(self, now: Step, in_capture: bool) -> None:
+        """Puts a step into the tensors of its graph, which are made when it is recorded."""
+        key = (len(now.lengths), now.longest_q)
         if in_capture:
-            pages = torch.zeros_like(now.pages[:, :1]).repeat(1, -(-self.context_len // self.page))
+            most = self.req_to_token_pool.req_to_token.shape[1]  # keys of a sequence, guesses among them
+            pages = torch.zeros_like(now.pages[:, :1]).repeat(1, -(-most // self.page))
             self.recorded[key] = replace(
-                now, longest_k=self.context_len, pages=pages, window_pages=pages.clone() if self.has_windows else None
+                now, longest_k=most, pages=pages, window_pages=pages.clone() if self.has_windows else None
             )
         self.step = step = self.recorded[key]
         step.lengths.copy_(now.lengths)
         for room, table in ((step.pages, now.pages), (step.window_pages, now.window_pages)):
             if room is not None and table is not None:
                 room[:, : table.shape[1]].copy_(table)
-        if step.window_slots is not None and now.window_slots is not None:
-            step.window_slots.copy_(now.window_slots)
+        for room, found in ((step.window_slots, now.window_slots), (step.tree, now.tree)):
+            if room is not None and found is not None:
+                room.copy_(found)
 
     def forward_extend(
         self,
@@ -115,12 +120,21 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
             self.token_to_kv_pool.set_kv_buffer(layer, where, k, v, *layer_scales)
         causal = layer.attn_type is not AttentionType.ENCODER_ONLY
         left = layer.sliding_window_size
+        if step.tree is not None:
+            causal = False
+            if 0 <= left < step.longest_k - 1:
+                raise NotImplementedError(
+                    f"xeflash: sliding_window_size of a layer must be -1, or reach all {step.longest_k} keys, where "
+                    f"guesses are a tree (a window counts slots, not depths), got {left}"
+                )
+            left = -1
         features: dict[str, Any] = {
             "softmax_scale": layer.scaling,
             "causal": causal,
             "window_size": (left, 0 if causal else left) if left >= 0 else (-1, -1),
             "softcap": layer.logit_cap or 0.0,
             "s_aux": sinks,
+            "tree_mask": step.tree,
         }
         q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         if step.is_whole and k is not None and v is not None and not save_kv_cache:
@@ -143,17 +157,14 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
         mode, guesses = batch.forward_mode, batch.spec_info
         if batch.encoder_lens is not None:
             raise NotImplementedError("xeflash: encoder_lens must be None: cross attention is not supported")
-        more, is_whole = 0, False
+        more, is_whole, tree = 0, False, None
         if mode.is_target_verify():
-            if getattr(guesses, "tree_topk", None) != 1:
-                raise NotImplementedError(
-                    "xeflash: guesses that are verified must be a chain (--speculative-eagle-topk 1), got a tree"
-                )
             more = longest_q = guesses.num_tokens_per_req
+            tree = self._tree(batch, guesses)
         elif mode.is_decode():
             if guesses is not None:
                 raise NotImplementedError(
-                    "xeflash: a draft model must have another --speculative-draft-attention-backend"
+                    f"xeflash: spec_info of a decode step must be None, got {type(guesses).__name__}"
                 )
             longest_q = 1
         elif mode.is_extend_or_draft_extend_or_mixed(include_draft_extend_v2=True):
@@ -169,12 +180,41 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
         lengths = batch.seq_lens if batch.seq_lens_cpu is None else batch.seq_lens_cpu
         longest_k = int(lengths.max()) + more
         firsts = self.req_to_token_pool.req_to_token[:, : longest_k : self.page][batch.req_pool_indices]
-        step = Step(starts, longest_q, (batch.seq_lens + more).int(), longest_k, firsts // self.page, is_whole)
+        lengths = (batch.seq_lens + more).int()
+        step = Step(starts, longest_q, lengths, longest_k, firsts // self.page, is_whole, tree=tree)
+        return self._with_windows(step, firsts, batch.out_cache_loc)
+
+    def _with_windows(self, step: Step, firsts: Tensor, new_slots: Tensor | None) -> Step:
+        """Adds the pages and slots of layers whose pool keeps a window only, from the first slots of pages."""
         if self.has_windows:
             to_window_slots = self.token_to_kv_pool.translate_loc_from_full_to_swa
             step.window_pages = (to_window_slots(firsts).clamp(min=0) // self.page).int()  # forgotten keys get any page
-            step.window_slots = None if batch.out_cache_loc is None else to_window_slots(batch.out_cache_loc)
+            step.window_slots = None if new_slots is None else to_window_slots(new_slots)
         return step
+
+    def _tree(self, batch: Any, guesses: Any) -> Tensor | None:
+        """Returns the guesses that each guess sees as words (tokens, W), or None for a chain.
+
+        SGLang has a mask in three forms: rows of all keys and guesses; of guesses alone; the latter in bits.
+        """
+        topk, mask = getattr(guesses, "tree_topk", None), getattr(guesses, "custom_mask", None)
+        if topk == 1 or guesses.num_tokens_per_req == 1:
+            return None
+        if topk is None or mask is None:
+            raise NotImplementedError(
+                f"xeflash: guesses must have tree_topk and, for a tree, custom_mask, got {type(guesses).__name__}"
+            )
+        nodes, count = guesses.num_tokens_per_req, batch.batch_size
+        if guesses.draft_token is not None:
+            count = len(guesses.draft_token) // nodes  # sequences; what follows them fills the batch of a graph
+        if mask.dtype is not torch.bool:
+            words = (mask.view(torch.int32) if mask.itemsize == 4 else mask.int())[:, None]
+        else:
+            if mask.numel() != count * nodes**2:  # rows of all keys, of which the last are the guesses
+                ends = (batch.seq_lens[:count] + nodes).repeat_interleave(nodes).cumsum(0)
+                mask = mask[ends[:, None] + torch.arange(-nodes, 0, device=mask.device)]
+            words = pack_tree_mask(mask.view(-1, nodes, nodes)).flatten(0, 1)
+        return torch.nn.functional.pad(words, (0, 0, 0, (batch.batch_size - count) * nodes), value=-1)
 
     def _pages(self, layer: Any, step: Step) -> Tensor | None:
         if self.has_windows and self.token_to_kv_pool.layers_mapping[layer.layer_id][1]:
