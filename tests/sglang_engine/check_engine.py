@@ -1,6 +1,7 @@
 """SGLang's engine on the CPU, in processes of its own, which find the backend by the plugin."""
 
 import contextlib
+import copy
 import random
 
 import pytest
@@ -64,3 +65,24 @@ def test_tokens_are_those_of_transformers(name, tmp_path):
             got = made.generate(input_ids=asked, sampling_params=SAMPLING, return_logprob=True)
             check(f"{name}, known prefixes", model, asked, got)
         assert all(answer["meta_info"]["cached_tokens"] >= 48 for answer in got)
+
+
+def test_guesses_of_a_draft_model_are_accepted(tmp_path):
+    """Those of a tree more often than those of a chain; and tokens are as without guesses."""
+    model = tiny_models.decoder("llama", head_dim=64)
+    model.save_pretrained(tmp_path / "model")
+    draft = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight.add_(0.15 * weight.std(correction=0) * torch.randn_like(weight))
+    draft.save_pretrained(tmp_path / "draft")
+    asked, passes = prompts((5, 40, 17, 31)), {}
+    for topk, guesses in ((1, 4), (4, 8)):
+        said = {"algorithm": "STANDALONE", "draft_model_path": str(tmp_path / "draft"), "num_steps": 3}
+        said |= {"eagle_topk": topk, "num_draft_tokens": guesses}
+        with engine(str(tmp_path / "model"), **{f"speculative_{name}": x for name, x in said.items()}) as made:
+            got = made.generate(input_ids=asked, sampling_params=SAMPLING, return_logprob=True)
+        check(f"{guesses} guesses, {topk} a step", model, asked, got)
+        passes[topk] = sum(answer["meta_info"]["spec_verify_ct"] for answer in got)
+    print(f"SGLang {version}, passes that verify guesses, 1 or 4 a step: {passes[1]} and {passes[4]}")
+    assert passes[4] < passes[1] < (NEW - 1) * len(asked)  # the first token is that of the prompt

@@ -22,10 +22,13 @@ from sglang.srt.speculative.eagle_utils import (
     TreeMaskMode,
     build_tree_kernel_efficient,
     organize_draft_results,
+    per_step_draft_out_cache_loc,
 )
+from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.spec_utils import select_top_k_tokens
 from tolerance import check_attention
 from xeflash.integrations.sglang import register
+from xeflash.integrations.sglang_backend import XeflashDraftBackend
 from xeflash.selftest.reference import Features
 
 register()
@@ -327,6 +330,52 @@ def test_room_of_a_graph_has_the_tree_of_each_replay():
         assert backend.step is room
         out = backend.forward_extend(*s.new_rows(), layer, batch)
         check_trees(s, out, [*seen, torch.ones(nodes, nodes, dtype=torch.bool)])
+
+
+@pytest.mark.parametrize("window", [False, True])
+@pytest.mark.parametrize("topk", [1, 2])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_draft_model_guesses(topk, recorded, window, monkeypatch):
+    """Each branch of a tree sees the keys before it, and its own; SGLang's function gives branches their slots."""
+    monkeypatch.setattr(ForwardBatch, "init_new", lambda batch, *_, **__: batch)
+    steps, before = 4, (17, 14, 33)
+    s = Sequences(before, (0, 0, 0), ForwardMode.DECODE, forgetful=window)
+    model = types.SimpleNamespace(
+        page_size=PAGE, token_to_kv_pool=s.pool, req_to_token_pool=s.requests,
+        model_config=types.SimpleNamespace(is_encoder_decoder=False),
+        spec_algorithm=types.SimpleNamespace(is_standalone=lambda: True),
+    )  # fmt: skip
+    backend, layer = XeflashDraftBackend(model, topk, steps), s.layer(sliding_window_size=8 if window else -1)
+
+    def prepared(batch):
+        batch.token_to_kv_pool_allocator, batch.device = types.SimpleNamespace(page_size=PAGE), "cpu"
+        return prepare_for_draft(types.SimpleNamespace(), s.requests, batch, None, model, topk, steps)[0]
+
+    if recorded:
+        backend.init_cuda_graph_state(3, 3 * topk)
+        first = Sequences((1, 2, 3), (0, 0, 0), ForwardMode.DECODE).batch()
+        backend.init_forward_metadata_out_graph(prepared(first), in_capture=True)
+        rooms = [each.step for each in backend.attn_backends]
+    s.remember(backend.attn_backends[0], layer, s.batch())
+    batch = prepared(s.batch())
+    if recorded:
+        backend.init_forward_metadata_out_graph(batch)
+        assert all(each.step is room for each, room in zip(backend.attn_backends, rooms, strict=True))
+    else:
+        backend.init_forward_metadata(batch)
+    branches = [([k], [v]) for k, v in zip(s.keys, s.values, strict=True) for _ in range(topk)]
+    slots = per_step_draft_out_cache_loc(batch.out_cache_loc, len(before), topk, steps)
+    for each, batch.out_cache_loc in zip(backend.attn_backends, slots, strict=False):
+        q, k, v = (torch.randn(len(branches), heads, s.dim).bfloat16() for heads in (s.heads, s.heads_k, s.heads_k))
+        with forward_context(ForwardContext(attn_backend=each)):
+            out = layer(q.flatten(1), k.flatten(1), v.flatten(1), batch).view_as(q)
+        for b, (keys, values) in enumerate(branches):
+            keys.append(k[b, None])
+            values.append(v[b, None])
+            want = CAUSAL.with_(window=(8, 0)) if window else CAUSAL
+            rows = (x.transpose(0, 1)[None] for x in (q[b, None], torch.cat(keys), torch.cat(values), out[b, None]))
+            *qkv, got = rows
+            check_attention(f"branch {b}, {len(keys) - 1} guesses", *qkv, want, got)
 
 
 def test_draft_models_extend():

@@ -251,3 +251,53 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
         ):
             if (got := getattr(layer, name)) not in allowed:
                 raise NotImplementedError(f"xeflash: {name} of a layer must be {allowed[0]!r}, got {got!r}")
+
+
+class XeflashDraftBackend:
+    """The attention of a draft model while it guesses: one backend for each of its steps."""
+
+    def __init__(self, runner: Any, topk: int, steps: int) -> None:
+        """Makes backends for all steps but the last, which runs no layer."""
+        self.topk, self.steps = topk, steps
+        self.attn_backends = [XeflashAttnBackend(runner) for _ in range(steps - 1)]
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """Prepares all steps, before the first."""
+        for backend, step in zip(self.attn_backends, self._steps(forward_batch), strict=True):
+            backend.step = step
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Forgets recorded steps before graphs are recorded."""
+        for backend in self.attn_backends:
+            backend.init_cuda_graph_state(max_bs, max_num_tokens)
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """Prepares all steps before they are recorded, and before each replay."""
+        for backend, step in zip(self.attn_backends, self._steps(forward_batch), strict=True):
+            backend._replay(step, in_capture)
+
+    def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
+        """Adds nothing to a graph, as all is prepared before."""
+
+    def _steps(self, batch: Any) -> list[Step]:
+        """Returns the steps, in which each branch of a tree is a sequence of its own.
+
+        SGLang gives each branch whole pages behind those that are full, and copies into them the keys of a page that
+        is not.
+        """
+        topk, backend, before = self.topk, self.attn_backends[0], batch.seq_lens
+        page, count = backend.page, batch.batch_size * topk
+        longest = int((before if batch.seq_lens_cpu is None else batch.seq_lens_cpu).max())
+        columns = torch.arange(-(-(longest + self.steps) // page), device=before.device)
+        branches = torch.arange(topk, device=before.device)
+        full, own = (x[:, None, None] for x in (before // page, -(-(before % page + self.steps) // page)))
+        at = columns + (columns >= full) * branches[:, None] * own
+        firsts = backend.req_to_token_pool.req_to_token[:, ::page][batch.req_pool_indices]
+        firsts = firsts.gather(1, at.flatten(1).clamp(max=firsts.shape[1] - 1)).view(count, -1)
+        starts = torch.arange(count + 1, dtype=torch.int32, device=before.device)
+        lengths = before.repeat_interleave(topk).int()
+        slots = batch.out_cache_loc.view(count, self.steps)
+        return [
+            each._with_windows(Step(starts, 1, lengths + i, longest + i, firsts // page), firsts, slots[:, i - 1])
+            for i, each in enumerate(self.attn_backends, 1)
+        ]
