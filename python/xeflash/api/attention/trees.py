@@ -71,8 +71,7 @@ def packed(mask: Any, function: str = "pack_tree_mask") -> Any:
         mask = mask[None]
     (*lead, nodes), more = mask.shape, -mask.shape[-1] % _WORD
     if more:
-        concat = xp.concat if hasattr(xp, "concat") else xp.concatenate  # numpy 1.x
-        mask = concat([mask, xp.zeros((*lead, more), dtype=mask.dtype, device=mask.device)], axis=-1)
+        mask = xp.concat([mask, xp.zeros((*lead, more), dtype=mask.dtype, device=mask.device)], axis=-1)
     bits = 1 << xp.arange(_WORD, dtype=xp.int32, device=mask.device)
     words = xp.where(mask.reshape((*lead, (nodes + more) // _WORD, _WORD)), bits, xp.zeros_like(bits))
     return xp.sum(words, axis=-1, dtype=xp.int32)
