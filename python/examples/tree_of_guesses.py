@@ -8,7 +8,7 @@ import sys
 
 import torch
 from torch.nn.functional import linear, rms_norm
-from xeflash import flash_attn_with_kvcache, keep_rows
+from xeflash import flash_attn_with_kvcache, keep_rows, pack_tree_mask
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--device", default="cpu", help="a device of torch: cpu or xpu")
@@ -22,7 +22,7 @@ PATHS = [(), (0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 0, 0), (0, 0,
 nodes, levels = len(PATHS), max(map(len, PATHS)) + 1
 parents = [PATHS.index(path[:-1]) for path in PATHS]  # the root is its own
 depths = torch.tensor([len(path) for path in PATHS], dtype=torch.int32, device=device)
-sees = torch.tensor([[path[: len(other)] == other for other in PATHS] for path in PATHS], device=device)
+sees = pack_tree_mask(torch.tensor([[path[: len(other)] == other for other in PATHS] for path in PATHS], device=device))
 room = prompt + new + levels + nodes
 
 # A language model of two layers, with random weights.
