@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import xeflash
 from xeflash import sim
-from xeflash.api.attention.trees import packed
 from xeflash.bench.cases import parse_size
 from xeflash.bench.forms import random_tree
 from xeflash.cli.arguments import converter
@@ -53,7 +52,7 @@ def row_of(
     if options.page:
         table = np.arange(rows[0], dtype=np.int32)[None]
         more |= {"block_table": held(table), "cache_seqlens": held(np.array([keys], np.int32))}
-    mask = held(packed(random_tree(nodes, 0).numpy()))
+    mask = held(xeflash.pack_tree_mask(random_tree(nodes, 0).numpy()))
     tree, causal = (
         records_of(queue, lambda kind=kind: xeflash.flash_attn_with_kvcache(*given, **more, **kind))
         for kind in ({"tree_mask": mask}, {"causal": True})

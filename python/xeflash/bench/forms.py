@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from xeflash.api.attention.trees import packed
 from xeflash.bench.cases import Case
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -86,7 +85,8 @@ def timed_form(case: Case, inputs: Inputs, forward: Callable[[], Tensor]) -> For
 def our_form(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
     """Returns our call on the inputs, bound once as a caller would."""
     if inputs.mask is not None:
-        return _on_cache(inputs, tree_mask=packed(inputs.mask[:, -case.seq_q :]))
+        pack: Any = importlib.import_module("xeflash").pack_tree_mask
+        return _on_cache(inputs, tree_mask=pack(inputs.mask[:, -case.seq_q :]))
     attention: Any = importlib.import_module("xeflash").attention
     q, k, v = inputs[:3]
     gqa = case.group > 1
