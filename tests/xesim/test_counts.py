@@ -95,6 +95,18 @@ def test_decode_says_what_memory_reads(ocloc, caches):
 
 
 @pytest.mark.wide
+def test_a_tree_costs_as_much_as_a_causal_call(ocloc):
+    words = ("--device", "bmg,dg2", "--tree", "8,33", "--keys", "2k", "--format", "csv")
+    rows = list(csv.DictReader(counts("verify", *words).splitlines()[1:]))
+    assert [(row["device"], row["nodes"]) for row in rows] == [
+        ("bmg", "8"), ("bmg", "33"), ("dg2", "8"), ("dg2", "33"),
+    ]  # fmt: skip
+    for row in rows:
+        assert 0.9 < float(row["of causal"]) < 1.04 and 1 < float(row["bytes of causal"]) < 1.01, row
+        assert row["spilled"] == "0", row
+
+
+@pytest.mark.wide
 @pytest.mark.parametrize("device", ("bmg", "pvc", "dg2"))
 def test_no_head_dim_costs_much_more_than_a_wider_one(ocloc, device):
     words = ("--device", device, "--head-dim", "40,56,72,88,104", "--format", "csv")
