@@ -311,7 +311,7 @@ def bits(results: list[torch.Tensor]) -> list[bytes]:
 
 
 def public_functions() -> list[str]:
-    others = ("keep_rows", "manual_seed", "merge_states", "pack_int4", "warm_up", "write_to_cache")
+    others = ("keep_rows", "manual_seed", "merge_states", "pack_int4", "pack_tree_mask", "warm_up", "write_to_cache")
     return [name for name in xeflash.__all__ if name not in others]
 
 

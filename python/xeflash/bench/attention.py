@@ -10,8 +10,8 @@ from xeflash.bench import check as checking
 from xeflash.bench import forms, shares
 from xeflash.bench.cases import ON_CACHE, PHASES, Case
 from xeflash.bench.environ import available_memory, too_large
-from xeflash.bench.numbers import device_share, number, size, whole
-from xeflash.bench.plot import BEST_FORM, Picture
+from xeflash.bench.numbers import device_share, number, ratio, size, whole
+from xeflash.bench.plot import Picture
 from xeflash.bench.rows import OURS, Compared
 from xeflash.bench.runner import Benchmark, Call, Options, Problem
 from xeflash.bench.tables import NONE, comparison
@@ -25,8 +25,7 @@ METHOD = [
     "train: a forward pass and these gradients; counted as 7 products; eager: softmax(Q K^T) V with all scores in "
     "memory, which is not timed",
     "verify: flash_attn_with_kvcache with a random tree as its mask, in words; parents are drawn of the nodes before; "
-    "GFLOP/s count all keys for every node; the ratios compare with our causal call of as many queries, plain torch is "
-    "SDPA with a mask",
+    "GFLOP/s count all keys for every node",
     checking.METHOD,
 ]
 TILES_FROM = "tiles from"
@@ -40,7 +39,8 @@ class Row(Compared, Case):
     `threads` are those of the kernel that scores, `percent_of_device` what they are of the threads that the device
     holds; `partial_bytes` is what splits of the keys leave to be merged. Rows of gradients do not have them.
     `tiles_from` are the levels that chose the tiles of its kernels, as tune.level_of names them. `untuned_median_ms`
-    is the time with the tables' choices, which the ratios then compare with.
+    is the time with the tables' choices, which the ratios then compare with; `causal_median_ms` is that of our causal
+    call of as many queries, beside a tree, and `causal_ratio` it / our time.
     """
 
     threads: int | None = None
@@ -49,6 +49,8 @@ class Row(Compared, Case):
     partial_bytes: int | None = None
     tiles_from: str | None = None
     untuned_median_ms: float | None = None
+    causal_median_ms: float | None = None
+    causal_ratio: float | None = None
 
     @property
     def section(self) -> str:
@@ -64,8 +66,7 @@ def _if_cached(text: Callable[[Row], str]) -> Callable[[Row], str]:
     return lambda row: text(row) if row.phase in ON_CACHE else NONE
 
 
-_TREES = {"torch ms": "causal ms", "ratio per round": "causal / ours", "plain torch": "torch / ours"}
-_COMPARISON = comparison(
+LAYOUT = comparison(
     Row,
     PHASES,
     {
@@ -80,6 +81,8 @@ _COMPARISON = comparison(
     },
     {
         "untuned ms": lambda r: number(r.untuned_median_ms),
+        "causal ms": lambda r: number(r.causal_median_ms),
+        "causal / ours": lambda r: ratio(r.causal_ratio),
         "GFLOP/s": _unless_cached(lambda r: number(r.gflops)),
         "GB/s of KV": _if_cached(lambda r: number(r.gbytes_per_s)),
     },
@@ -97,15 +100,8 @@ _COMPARISON = comparison(
         "partial": "memory of their results",
         TILES_FROM: "the file of `xeflash tune`, the package's file of this device or of its architecture, or a table",
         "causal ms": "our causal call of as many queries on the same cache",
-        "causal / ours": "median (lowest to highest) of the causal call's time / ours",
-        "torch / ours": "SDPA with the tree as a mask",
+        "causal / ours": "the ratio of the medians",
     },
-)
-_VERIFY = {_TREES.get(name, name): cell for name, cell in _COMPARISON.tables["verify"].items() if name != "torch form"}
-LAYOUT = dataclasses.replace(
-    _COMPARISON,
-    tables={**_COMPARISON.tables, "verify": _VERIFY},
-    spare=(*_COMPARISON.spare, _TREES["plain torch"], _TREES["torch ms"]),
 )
 
 
@@ -122,7 +118,6 @@ def _problem(case: Case, options: Options) -> Problem:
         check=lambda: checking.check(case, inputs, ours, plain),
         flops=case.flops,
         bytes_read=case.kv_bytes,
-        same=("causal",) if case.phase == "verify" else None,
         memory=case.phase == "train",
         eager=_eager(case, inputs, options),
         fields={"tiles_from": shares.levels_of(kernels), **({} if case.gradients else shares.fields_of(shared))},
@@ -155,6 +150,5 @@ BENCHMARK = Benchmark(
             "keys": lambda row: str(row.seq_k) if row.seq_k % 1024 else f"{row.seq_k // 1024}k",
         },
         reads=lambda row: "K and V" if row.phase in ON_CACHE else "",
-        beside=lambda row: "xeflash, causal" if row.phase == "verify" else BEST_FORM,
     ),
 )

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from xeflash.bench.cases import Case
+from xeflash.bench.rows import CAUSAL
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FORM_NOTES = {
@@ -20,7 +21,7 @@ FORM_NOTES = {
     "expand": "not on a cache: one batch entry per kv head, K and V expanded without a copy "
     "(repeat_interleave, which copies, is not faster and left out)",
     "masked": "verify only: torch scaled_dot_product_attention with the tree as a mask of all keys",
-    "causal": "verify only: our causal call of as many queries on the same cache",
+    CAUSAL: "verify only: our causal call of as many queries on the same cache",
 }
 Form = Callable[[], Tensor | tuple[Tensor, ...]]  # an output, or the gradients of q, k and v
 
@@ -117,7 +118,7 @@ def torch_forms(case: Case, inputs: Inputs) -> dict[str, Callable[[], Tensor]]:
     if mask is not None:
         return {
             "masked": lambda: scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=case.group > 1),
-            "causal": _on_cache(inputs, causal=True),
+            CAUSAL: _on_cache(inputs, causal=True),
         }
     if case.group == 1:
         return {"sdpa": lambda: scaled_dot_product_attention(q, k, v, is_causal=causal)}

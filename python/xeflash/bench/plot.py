@@ -15,7 +15,6 @@ from xeflash.bench.stats import summarize
 
 _DPI = 100  # a figure has at most 1600 x 1000 pixels
 _PEAK_COLORS = {"arithmetic": "black", "memory": "tab:red", "L3": "tab:purple", "L2": "tab:brown"}
-BEST_FORM = "torch, best form"
 _MANY = 12  # groups of bars above which their names stand upright
 
 
@@ -24,13 +23,12 @@ class Picture:
     """The contents of a picture of calls beside torch's: a group of bars for each case, in panels.
 
     `panel` names the panel of a row, `ticks` tell its cases apart, and `reads` says what a row's bars are the rate of
-    reading of; it is "" where they are that of arithmetic. `beside` names the bars beside ours.
+    reading of; it is "" where they are that of arithmetic.
     """
 
     panel: Callable[[Any], str]
     ticks: Mapping[str, Callable[[Any], str]]
     reads: Callable[[Any], str] = lambda _: ""
-    beside: Callable[[Any], str] = lambda _: BEST_FORM
 
 
 class PlotError(RuntimeError):
@@ -178,8 +176,8 @@ def figure(picture: Picture, results: Sequence[Result], title: str) -> Any:
         rows = [result.row for result in mine]
         labels, told, common = _ticks(picture, rows)
         forms = {OURS: _heights(picture, mine, lambda _: OURS)}
-        if others := _heights(picture, mine, lambda row: row.torch_form):
-            forms[picture.beside(rows[0])] = others
+        if torchs := _heights(picture, mine, lambda row: row.torch_form):
+            forms["torch, best form"] = torchs
         bars(axis, forms, labels)
         tops = [100 * _rate(picture, row) / row.percent_of_peak if row.percent_of_peak else None for row in rows]
         _peaks(axis, [(row.bound_by, top) for row, top in zip(rows, tops, strict=True)], names_of_peaks)

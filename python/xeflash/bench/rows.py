@@ -14,6 +14,7 @@ from xeflash.bench.stats import ratio_of_medians, ratios_of_rounds, summarize
 _Kind = TypeVar("_Kind")
 Samples = Mapping[str, Sequence[float]]  # milliseconds per call, by the name of the form; ours is "xeflash"
 OURS = "xeflash"
+CAUSAL = "causal"  # beside a tree: our causal call of as many queries
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,10 @@ def compared(samples: Samples, same: Sequence[str] | None = None) -> dict[str, A
     """
     ours = samples[OURS]
     found: dict[str, Any] = {"rounds": len(ours), **times_of(ours)}
-    forms = [name for name in samples if name != OURS]
+    if CAUSAL in samples:
+        causal = samples[CAUSAL]
+        found |= {"causal_median_ms": summarize(causal).median, "causal_ratio": ratio_of_medians(causal, ours)}
+    forms = [name for name in samples if name not in (OURS, CAUSAL)]
     if forms:
         plain = samples[forms[0]]
         found |= {"plain_form": forms[0], "plain_median_ms": summarize(plain).median}

@@ -103,6 +103,5 @@ def with_untuned(on: Result, off: Result) -> Result:
 def benchmark() -> BesideTables:
     """Returns it with the words of its tables."""
     details = [name for name in LAYOUT.details if name != TILES_FROM]
-    tables = dict.fromkeys(LAYOUT.tables, LAYOUT.tables["decode"])  # the ratios of verify are none of a causal call
-    layout = dataclasses.replace(LAYOUT, tables=tables, details=details, words={**LAYOUT.words, **_WORDS})
+    layout = dataclasses.replace(LAYOUT, details=details, words={**LAYOUT.words, **_WORDS})
     return BesideTables(**{**vars(BENCHMARK), "layout": layout, "method": [*BENCHMARK.method, _METHOD]})

@@ -48,6 +48,7 @@ def all_cases() -> dict[str, Case]:
     attention_specs = (_plain(), _features(), _head_dims(), _decode(), _caches(), _gradients())
     cases: list[Case] = [Attention(spec) for group in attention_specs for spec in group]
     cases += [case for group in (_merge(), _linear(), _softmax(), _heads()) for case in group]
+    cases += map(Attention, _trees())
     return {case.name: case for case in cases}
 
 
@@ -160,8 +161,12 @@ def _caches() -> Iterator[Spec]:
         yield _cache(format=f"{name}.array", place="paged16", new=1)
     yield _cache("fp16", format="e4m3", place="paged16", new=1, splits=2)
     yield _cache(variant="softcap")
-    yield _cache(rows=8, new=8, keys=(129, 40, 300), variant="tree", rotary="pairs")  # guesses
+
+
+def _trees() -> Iterator[Spec]:
+    """Yields trees of guesses on a cache."""
     yield _cache(place="paged16", rows=33, keys=(129, 40, 300), variant="tree=words", sinks=True)
+    yield _cache("fp32", rows=8, new=8, keys=(129, 40, 300), variant="tree=words", rotary="pairs")
 
 
 def _merge() -> Iterator[Case]:
