@@ -33,7 +33,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_sizes(parser, "--tree", (8, 32, 60), "nodes; ")
     add_sizes(parser, "--keys", (4096,))
     parser.add_argument("--page", type=converter(parse_size), help="keys of a page; default: a cache without pages")
-    parser.add_argument("--cache-dtype", choices=BYTES, help="default: that of the queries")
+    parser.add_argument(
+        "--cache-dtype", choices=[name for name in BYTES if name != "uint8"], help="default: that of the queries"
+    )
 
 
 def row_of(

@@ -157,10 +157,10 @@ CACHE = torch.zeros(2, 9, HEADS, DIM)
 REFUSED = {
     "k dims": ({"k_cache": CACHE[0]}, ValueError, "k_cache must have shape [9, 2, heads, head_dim], got [9, 2, 3]"),
     "v rows": ({"v_cache": CACHE[:, :8]}, ValueError, "v_cache must have shape [2, 9, 2, head_dim], got [2, 8, 2, 3]"),
-    "one v": ({"k_cache": [CACHE]}, ValueError, "v_cache must be a list of at least one array, and of as many as k_cache, got Tensor"),
-    "layers": ({"k_cache": [CACHE] * 2, "v_cache": [CACHE]}, ValueError, "v_cache must be a list of at least one array, and of as many as k_cache, got 1"),
-    "no layers": ({"k_cache": [], "v_cache": []}, ValueError, "k_cache must be a list of at least one array, and of as many as k_cache, got 0"),
-    "a list of v": ({"v_cache": [CACHE]}, TypeError, "v_cache must be a torch tensor"),
+    "one v": ({"k_cache": [CACHE]}, TypeError, "v_cache must be a list, as k_cache is, got Tensor"),
+    "layers": ({"k_cache": [CACHE] * 2, "v_cache": [CACHE]}, ValueError, "v_cache must have an array for each layer (2), got 1"),
+    "no layers": ({"k_cache": [], "v_cache": []}, ValueError, "k_cache must have an array for each layer (1), got 0"),
+    "a list of v": ({"v_cache": [CACHE]}, TypeError, "v_cache must be one array, as k_cache is, got list"),
     "rows of a layer": ({"k_cache": [CACHE, CACHE[:1]], "v_cache": [CACHE] * 2}, ValueError, "k_cache[1] must have shape [2, 9, heads, head_dim], got [1, 9, 2, 3]"),
     "library": ({"v_cache": CACHE.numpy()}, TypeError, "v_cache must be a Tensor as k_cache is one, got ndarray"),
     "device": ({"v_cache": CACHE.to("meta")}, ValueError, "v_cache must be on the device of k_cache (cpu), got meta"),
@@ -182,7 +182,7 @@ REFUSED = {
     "a large number": ({"cache_seqlens": 10**30}, ValueError, "cache_seqlens must be 0 to the rows of the cache, got 1000"),
     "lengths' dtype": ({"cache_seqlens": torch.tensor([2, 2])}, TypeError, "cache_seqlens must be int32, got int64"),
     "lengths' shape": ({"cache_seqlens": torch.tensor([2]).int()}, ValueError, "cache_seqlens must have shape [2], got [1]"),
-    "bool": ({"cache_seqlens": True}, TypeError, "cache_seqlens must be a torch tensor"),
+    "bool": ({"cache_seqlens": True}, TypeError, "cache_seqlens must be an int, or int32 of each sequence, got True"),
     "index": ({"cache_batch_idx": torch.tensor([0, 2]).int()}, ValueError, "cache_batch_idx must be 0 to 1, got 2 for sequence 1"),
     "index twice": ({"cache_batch_idx": torch.tensor([1, 1]).int()}, ValueError, "cache_batch_idx must lead kept rows to a place each, got one place for two"),
     "table": ({"block_table": torch.tensor([[0], [-1]]).int()}, ValueError, "block_table must be 0 to 1, got -1 for sequence 1"),
@@ -192,6 +192,7 @@ REFUSED = {
     "no pages": ({"block_table": torch.zeros(2, 0).int()}, ValueError, "cache_seqlens and the last node must be rows of a sequence, 0 to -1, got 2 and node 2 at [0]"),
     "scale of heads": ({"k_scale": torch.ones(HEADS)}, ValueError, "k_scale must have shape [2, 9, 2], got [2]"),
     "scale dtype": ({"v_scale": torch.ones(2, 9, HEADS).half()}, TypeError, "v_scale must be float32, got float16"),
+    "one scale": ({"k_scale": torch.ones(2, 9, HEADS)}, ValueError, "k_scale and v_scale must be given together"),
     "scale number": ({"v_scale": 2.0}, TypeError, "v_scale must be a torch tensor"),
 }  # fmt: skip
 

@@ -203,9 +203,9 @@ def test_words_on_a_device_are_trusted(gpu):
         ({"tree_mask": chain(6)}, ValueError, r"tree_mask must have shape .*, with T 5, .*, got \[6, 6\]"),
         ({"tree_mask": chain(5).expand(3, 5, 5)}, ValueError, r"tree_mask must have 5 rows for each sequence, \(2, 5"),
         ({"tree_mask": torch.ones(5, 5, dtype=torch.int64)}, TypeError, "must be bool, or words of int32, got int64"),
-        ({"tree_mask": chain(5)[None].int()}, ValueError, "must have 1 words of 32 bits for 5 nodes, got 5"),
+        ({"tree_mask": chain(5)[None].int()}, ValueError, r"must have a last dimension of ceil\(5 / 32\) = 1, got 5"),
         ({"tree_mask": torch.ones(9, 1, dtype=torch.int32)}, ValueError, r"or be \(10, words\), got \[9, 1\]"),
-        ({"tree_mask": torch.ones(1, 5, 0, dtype=torch.int32)}, ValueError, "must have 1 words of 32 bits for 5 nodes"),
+        ({"tree_mask": torch.ones(1, 5, 0, dtype=torch.int32)}, ValueError, r"must have a last dimension of ceil\(5 / 32\) = 1, got 0"),
         ({"tree_mask": chain(5) & ~chain(5).T}, ValueError, "must let each node see itself, got node 0 of sequence 0"),
         ({"tree_mask": torch.stack([chain(5), chain(5).T.tril(-1) | chain(4).new_ones(5, 5).triu(1)])}, ValueError,
          "got node 0 of sequence 1"),
@@ -254,6 +254,23 @@ def test_nodes_need_positions_of_their_own(more, text):
     with pytest.raises(ValueError, match=f"flash_attn_with_kvcache: .*{text}"):
         xeflash.flash_attn_with_kvcache(q, k, v, tree_mask=chain(5), **rotation(**more))
     assert torch.equal(k, before)
+
+
+@pytest.mark.parametrize("longest", [5, np.int64(5), torch.tensor(5), 9], ids=str)
+def test_a_mask_is_held_to_the_longest_sequence(longest):
+    q, k, v = plain(5, 32)
+    starts, pages = torch.tensor([0, 5, 10]).int(), torch.arange(4).int().view(2, 2)
+    pools = [x.reshape(4, 16, 2, 64) for x in (k, v)]
+    more = {"block_table": pages, "seqused_k": torch.tensor([32, 32]).int(), "tree_mask": chain(5)}
+
+    def call():
+        return xeflash.flash_attn_varlen_func(q.flatten(0, 1), *pools, starts, None, longest, 32, **more)
+
+    if longest == 9:
+        with pytest.raises(ValueError, match=r"with T at least 9, the nodes of a tree, got \[5, 5\]"):
+            call()
+    else:
+        torch.testing.assert_close(call().view(q.shape), xeflash.flash_attn_with_kvcache(q, k, v, causal=True))
 
 
 def test_there_are_at_most_1024_nodes():

@@ -72,7 +72,7 @@ TreeRows read_tree(const Problem& p, const FwdRequest& r, const Checker& check) 
   const int64_t least = divide_up(nodes, kWord);
   const int64_t most = a.ndim == 2 && p.packed ? divide_up(r.max_seqlen_q, kWord) : least;
   XF_REQUIRE(check, words >= least && words <= std::min(most, kMostNodes / kWord), kName,
-             "must have " + number(least) + " words of 32 bits for " + number(nodes) + " nodes",
+             "must have a last dimension of ceil(" + number(nodes) + " / 32) = " + number(least),
              number(words), a);
   if (of_sequences) {
     tree.is_shared = a.shape[0] == 1 || a.strides[0] == 0;

@@ -76,7 +76,9 @@ def host_sees(function: str, name: str, array: Any) -> bool:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(array, torch.Tensor):
         return type(array).__module__ == "numpy"
-    return not torch.compiler.is_compiling() and (array.is_cpu or _core.host_may_see(array, function, name))
+    if torch.compiler.is_compiling() or hasattr(array, "fake_mode"):  # it has no numbers
+        return False
+    return array.is_cpu or _core.host_may_see(array, function, name)
 
 
 def shown(value: Any) -> Any:

@@ -200,8 +200,8 @@ def flash_attn_varlen_func(
         k_scale, v_scale: factors of quantised pools, as in flash_attn_with_kvcache. Without pages, k and v in float8
             become bf16 first, times a number or fp32 (B, Hk).
         score_mod, captures: see ``attention``; positions are those in a sequence, b is its number.
-        tree_mask: as in flash_attn_with_kvcache, on pages; a sequence of fewer than T queries has the first rows and
-            columns of its mask.
+        tree_mask: as in flash_attn_with_kvcache, on pages, with T at least max_seqlen_q; a sequence of fewer queries
+            has the first rows and columns of its mask.
 
     The other arguments are as in flash_attn_func; the LSE is (H, tokens of q).
 

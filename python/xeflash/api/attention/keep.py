@@ -9,7 +9,7 @@ from typing import Any
 from xeflash.api.route import operators_for
 from xeflash.call.bind import public
 from xeflash.call.call import Call
-from xeflash.call.values import host_sees, namespace, shape_of
+from xeflash.call.values import host_sees, is_array, namespace, shape_of
 
 _AXES = {"k_cache": ("heads", "head_dim"), "v_cache": ("head_dim",), "k_scale": (), "v_scale": ()}  # others: of k_cache
 
@@ -36,9 +36,10 @@ def keep_rows(
             cache_seqlens[b] + accepted[b, n] had; for a -1 no row changes.
         block_table, cache_batch_idx: as in flash_attn_with_kvcache.
         k_scale, v_scale: fp32 factors of rows, (B_cache, S, Hk) or (pages, page, Hk), or lists of them; they move, too.
+            Both are given, or neither.
 
-    Nothing waits for a device. Numbers in host memory are checked; those on a device are trusted, unless XEFLASH_CHECK
-    is 1.
+    Nothing waits for a device. Numbers in host memory are checked, but below torch.compile; those on a device are
+    trusted, unless XEFLASH_CHECK is 1.
 
     >>> import numpy as np, xeflash
     >>> k_cache, v_cache = np.arange(12.0).reshape(2, 1, 6, 1, 1)
@@ -52,10 +53,14 @@ def keep_rows(
 def _(call: Call) -> None:
     operators_for(call, None)  # which refuses gradients
     arrays = [x for name in _AXES for x in _layers(call, name)]
+    if (call.get("k_scale") is None) != (call.get("v_scale") is None):
+        raise ValueError(f"{call.function}: k_scale and v_scale must be given together")
     (cached, rows, *_), accepted, start = arrays[0].shape, call["accepted"], call["cache_seqlens"]
     batch, count = _shape(call, "accepted", accepted, arrays[0], "int32 or int64", "sequences", "nodes")
     is_number = isinstance(start, Integral) and not isinstance(start, bool)
     if not is_number:
+        if not is_array(call.function, "cache_seqlens", start):
+            raise call.refuse("cache_seqlens", "must be an int, or int32 of each sequence", repr(start), TypeError)
         _shape(call, "cache_seqlens", start, arrays[0], "int32", batch)
         start = start[:, None]
     elif not 0 <= start < 2**31:
@@ -95,11 +100,14 @@ def _layers(call: Call, name: str) -> list[Any]:
     given, keys, found = call.get(name), call["k_cache"], []
     if given is None and name in ("k_scale", "v_scale"):
         return []
-    if not isinstance(keys, list | tuple):
+    are_lists = isinstance(keys, list | tuple)
+    if are_lists != isinstance(given, list | tuple):
+        rule = "must be a list" if are_lists else "must be one array"
+        raise call.refuse(name, f"{rule}, as k_cache is", type(given).__name__, TypeError)
+    if not are_lists:
         given, keys = [given], [keys]
-    elif not isinstance(given, list | tuple) or not 0 < len(given) == len(keys):
-        got = len(given) if isinstance(given, list | tuple) else type(given).__name__
-        raise call.refuse(name, "must be a list of at least one array, and of as many as k_cache", got)
+    elif not keys or len(given) != len(keys):
+        raise call.refuse(name, f"must have an array for each layer ({max(1, len(keys))})", len(given))
     for i, (x, k) in enumerate(zip(given, keys, strict=True)):
         word = name if keys is not call["k_cache"] else f"{name}[{i}]"
         like = shape_of(call.function, "k_cache", keys[0] if name == "k_cache" else k)[: 2 if name == "k_cache" else 3]

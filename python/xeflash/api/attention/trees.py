@@ -54,7 +54,9 @@ def tree_in_words(call: Call) -> Call:
     if len(of_q) != (3 if packs else 4):
         return call  # the call will be refused
     rows = of_q[0] if packs else of_q[1]
-    if packs and isinstance(longest := call["max_seqlen_q"], int):
+    if packs:
+        if not hasattr(longest := call["max_seqlen_q"], "__index__"):  # of numpy, torch or Python
+            return call
         rows = min(longest, rows)
     if len(shape) not in (2, 3) or shape[-1] != shape[-2] or (rows > shape[-1] if packs else rows != shape[-1]):
         rule = f"must have shape [T, T] or [sequences, T, T], with T {'at least ' * packs}{rows}, the nodes of a tree"
@@ -70,8 +72,7 @@ def packed(mask: Any, function: str = "pack_tree_mask") -> Any:
     if mask.ndim == 2:
         mask = mask[None]
     (*lead, nodes), more = mask.shape, -mask.shape[-1] % _WORD
-    if more:
-        mask = xp.concat([mask, xp.zeros((*lead, more), dtype=mask.dtype, device=mask.device)], axis=-1)
+    mask = xp.concat([mask, xp.zeros((*lead, more), dtype=mask.dtype, device=mask.device)], axis=-1)
     bits = 1 << xp.arange(_WORD, dtype=xp.int32, device=mask.device)
     words = xp.where(mask.reshape((*lead, (nodes + more) // _WORD, _WORD)), bits, xp.zeros_like(bits))
     return xp.sum(words, axis=-1, dtype=xp.int32)
