@@ -129,6 +129,14 @@ def test_compiled_calls_give_the_same_bits():
     assert torch.equal(call(q, k, v, chain(9)), want)
 
 
+def test_an_empty_place_of_a_batch_gets_zeros():
+    q, k, v = plain(5)
+    out = xeflash.flash_attn_with_kvcache(q, k, v, cache_seqlens=torch.tensor([30, 0]).int(), tree_mask=chain(5))
+    want = xeflash.flash_attn_with_kvcache(q[:1], k[:1], v[:1], cache_seqlens=30, causal=True)
+    assert not out[1].any()
+    torch.testing.assert_close(out[:1], want)
+
+
 def test_bits_that_are_too_many_say_nothing():
     """Nodes beyond those of a sequence have no keys."""
     q, k, v = plain(5)

@@ -313,7 +313,7 @@ void check_lengths(Problem& p, const FwdRequest& r, const Checker& check, std::v
                  number(c.cos.shape[0]), c.cos);
     }
     const int64_t rows = p.packed ? ints(p.cu_q)[b + 1] - ints(p.cu_q)[b] : p.sq;
-    if (c.tree.words.data && end - pad < rows)
+    if (c.tree.words.data && end - pad < rows && end > pad)  // a place without a sequence is empty
       check.refuse("tree_mask", "must come with a key for each of the " + number(rows) +
                                     " nodes, got " + number(end - pad) + " keys of sequence " +
                                     number(b));

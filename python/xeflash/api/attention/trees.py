@@ -72,6 +72,9 @@ def packed(mask: Any, function: str = "pack_tree_mask") -> Any:
     if mask.ndim == 2:
         mask = mask[None]
     (*lead, nodes), more = mask.shape, -mask.shape[-1] % _WORD
+    if xp.__name__ == "numpy":
+        padded = xp.pad(mask, (*[(0, 0)] * len(lead), (0, more)))
+        return xp.packbits(padded, axis=-1, bitorder="little").view(xp.int32)
     mask = xp.concat([mask, xp.zeros((*lead, more), dtype=mask.dtype, device=mask.device)], axis=-1)
     bits = 1 << xp.arange(_WORD, dtype=xp.int32, device=mask.device)
     words = xp.where(mask.reshape((*lead, (nodes + more) // _WORD, _WORD)), bits, xp.zeros_like(bits))
