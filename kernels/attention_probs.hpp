@@ -18,7 +18,7 @@ XF_INLINE void attention_probs(const ProbsParams& p) {
   const Work work(Group::index(), (p.max_k - 1) / Bc + 1, (p.max_q - 1) / Br + 1, p.heads_q);
   const Sequence seq(p, work.batch);
   const RowSpan<Br> rows{work.block * Br, seq.sq};
-  const typename Config::Mask mask(p, seq);
+  const typename Config::Mask mask(p, seq, work.head);
   const int key = work.part * Bc;
   typename Tiles::ScoreTile P;
   fill(P, 0.f);

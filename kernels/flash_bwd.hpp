@@ -52,7 +52,7 @@ XF_INLINE void flash_bwd(const BwdParams& p) {
     for (int head = first; head < end; ++head) {
       for (int i = 0; i < dQ.blocks; ++i) fill(dQ.block(head, i), 0.f);
       constexpr int Br = Config::block_rows;
-      const typename Config::Mask mask(p, seq);
+      const typename Config::Mask mask(p, seq, head);
       for (RowSpan<Br> rows{0, seq.sq}; !rows.is_empty(); rows.row += Br) {
         const auto origin = origin_of<Config>(p, seq, head, mask, rows, p.longer);
         origin.store_in(p, seq, head, rows.row);

@@ -81,8 +81,8 @@ XF_INLINE void flash_bwd_bias(const BwdParams& p) {
   Sums sums;
   for (int b = work.batch; b < p.batch; b += extents.batches) {
     const Sequence seq(p, b);
-    const typename Config::Mask mask(p, seq);
     for (int head = work.head; head < p.heads_q; head += extents.heads) {
+      const typename Config::Mask mask(p, seq, head);
       const int head_k = head / (p.heads_q / p.heads_k);
       BlocksOfKeys<Tiles> others(seq.rows_per_key<const T>(p.k, head_k),
                                  seq.rows_per_key<const T>(p.v, head_k));

@@ -49,7 +49,7 @@ XF_INLINE void flash_bwd_captures(const BwdParams& p) {
     const Sequence seq(p, work.batch);
     const RowSpan<Br> rows{work.block * Br, seq.sq};
     if (rows.is_empty()) continue;
-    const typename Config::Mask mask(p, seq);
+    const typename Config::Mask mask(p, seq, work.head);
     const auto range = mask.template k_blocks<Bc>(rows.row, rows.own_last());
     const int head_k = work.head / (p.heads_q / p.heads_k);
     BlocksOfKeys<Tiles> others(seq.rows_per_key<const T>(p.k, head_k),

@@ -30,10 +30,6 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient
   const Sequence seq(p, work.batch);
   const RowSpan<Bc> keys{work.block * Bc, seq.sk};
   if (keys.is_empty()) return;
-  const typename Config::Mask mask(p, seq);
-  const auto seen = mask.template q_blocks<Br>(keys.first(), keys.last());
-  auto own = mask.template q_blocks<Br>(keys.row, keys.own_last());
-  dQ.hide_missing(own, keys);
   const OwnColumns of_k{work.part, Tiles::own_k, Tiles::d},
       of_v{work.part, Tiles::own_v, Tiles::dv};
 
@@ -51,6 +47,10 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient
 
   const int heads = p.heads_q / p.heads_k;
   for (int head = work.head * heads; head < (work.head + 1) * heads; ++head) {
+    const typename Config::Mask mask(p, seq, head);
+    const auto seen = mask.template q_blocks<Br>(keys.first(), keys.last());
+    auto own = mask.template q_blocks<Br>(keys.row, keys.own_last());
+    dQ.hide_missing(own, keys);
     using Origins = PassedOrigins<Tiles::Bs>;
     using Deltas = AcrossRows<Tiles::Bs>;
     ScoreGradients<Config, Tiles, Origins, Deltas> scores(

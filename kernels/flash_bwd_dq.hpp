@@ -22,7 +22,7 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
   if (work.part == 0 && Group::member() == 0) {
     store(seq.per_row(p, p.delta, work.head).from(rows.row), delta);
   }
-  const typename Config::Mask mask(p, seq);
+  const typename Config::Mask mask(p, seq, work.head);
   const OwnOrigin<ColVec<Br>> origin = origin_of<Config>(p, seq, work.head, mask, rows, p.longer);
   if (work.part == 0 && Group::member() == 0) origin.store_in(p, seq, work.head, rows.row);
   if (!p.dq.data) return;

@@ -24,7 +24,7 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   const Sequence seq(p, work.batch);
   const int head_k = work.head / (p.heads_q / p.heads_k);
   if (seq.sq == 0) return true;
-  const typename Config::Mask mask(p, seq);
+  const typename Config::Mask mask(p, seq, work.head);
   const auto keys = mask.keys_of_split(work.split, p.splits, Bc);
   const bool looks_ahead = brings_ahead<Config, d, dv>(p);
   const int q_column = Group::member() * d,

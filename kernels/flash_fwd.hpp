@@ -17,7 +17,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   const Sequence seq(p, work.batch);
   const typename Tiles::OwnRows rows(p, seq, work);
   if (rows.is_empty()) return;
-  const typename Config::Mask mask(p, seq);
+  const typename Config::Mask mask(p, seq, rows.head);
   const auto range = visible_blocks<Config>(p, mask, rows, work.split);
   const int team_column = work.part * Group::team * Tiles::dv;
   const KeysAndValues<Config> kv(p, seq, rows.head_k, range, team_column);

@@ -26,7 +26,7 @@ struct RowBlock {
       : work(Group::index(), parts, (p.max_q - 1) / Br + 1, p.heads_q),
         seq(p, work.batch),
         own(p, seq, work),
-        mask(p, seq),
+        mask(p, seq, own.head),
         range(mask.template k_blocks<Bc>(own.first(), own.last())) {}
   RowBlock(const RowBlock&) = delete;
 

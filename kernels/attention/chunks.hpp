@@ -10,7 +10,7 @@ namespace xeflash {
 struct Chunks : Window {  // a Mask
   int chunk, first_key;   // positions of a chunk; position of key 0
 
-  XF_INLINE Chunks(const FwdParams& p, const Sequence& seq)
+  XF_INLINE Chunks(const FwdParams& p, const Sequence& seq, int)
       : Window(p, seq), chunk(p.chunk), first_key(seq.k_at) {}
 
   template <bool kTransposed, template <int, int> class Tile, int R, int C, class Query>

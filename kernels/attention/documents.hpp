@@ -128,7 +128,7 @@ struct Documents : Window {  // a Mask
   using Keys = DocumentKeys;
   DocumentIds ids;
 
-  XF_INLINE Documents(const FwdParams& p, const Sequence& seq)
+  XF_INLINE Documents(const FwdParams& p, const Sequence& seq, int)
       : Window(p, seq), ids(p.documents, seq) {}
 
   template <bool kTransposed, template <int, int> class Tile, int R, int C, class Query>

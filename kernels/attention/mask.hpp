@@ -55,7 +55,7 @@ struct Window {  // a Mask
   using Keys = KeyRange;
   int sq, sk, shift, left, right;
 
-  XF_INLINE Window(const FwdParams& p, const Sequence& seq)
+  XF_INLINE Window(const FwdParams& p, const Sequence& seq, int = 0)
       : sq(seq.sq), sk(seq.sk), shift(seq.shift(p)), left(p.left), right(p.right) {}
 
   // Returns s, or -inf where row q does not see key k.

@@ -58,7 +58,7 @@ template <class X>
 concept Position = std::convertible_to<X, int>;
 
 template <class M>
-concept MadeOfParams = requires(const FwdParams& p, const Sequence& seq) { M(p, seq); };
+concept MadeOfParams = requires(const FwdParams& p, const Sequence& seq) { M(p, seq, 0); };
 
 // Whether a Mask has these members of its own.
 template <class M>

@@ -61,6 +61,14 @@ struct TreeArg {
   int32_t of_packed_rows;  // rows are those of packed sequences
 };
 
+// The blocks of rows and keys that rows see, see listed.hpp.
+struct BlocksArg {
+  int32_t* bits;                 // by rows: listed, full; by keys: listed, full
+  int32_t* kinds;                // by rows, one per block, of which mask_blocks.hpp makes the bits
+  int64_t batch, head;           // strides of bits; 0: shared
+  int32_t row_shift, key_shift;  // log2 of the rows and keys of a block
+};
+
 struct FwdParams {
   TensorArg q, k, v, o;
   TensorArg residual;  // what rounding takes from O, see residual.hpp; no data: not wanted
@@ -96,6 +104,7 @@ struct FwdParams {
   DocumentsArg documents;
   PicksArg picks;
   TreeArg tree;
+  BlocksArg blocks;
 };
 
 // Keys and values that are appended before attention, and the rotation of keys and queries.
@@ -142,7 +151,7 @@ struct MergeParams {
 
 constexpr int32_t kUnbounded = 0x7fffffff;
 
-// The arrays and numbers that a score_mod captured, see score_mod.hpp.
+// The arrays and numbers that a score_mod or mask_mod captured, see score_mod.hpp.
 constexpr int kMaxCapturedArrays = 4, kMaxCapturedNumbers = 8, kMaxCapturedRank = 4;
 struct CapturedArray {
   const void* data;
@@ -157,7 +166,7 @@ struct Captures {
   } numbers[kMaxCapturedNumbers];
 };
 struct ScoreModParams : FwdParams {
-  Captures captures;
+  Captures captures, mask_captures;
 };
 
 // Extent, along each axis, of a term that is added to scores; 1 means broadcast.

@@ -103,7 +103,8 @@ struct Picks : Window {  // a Mask
   using Keys = KeysOfRow;
   PickedKeys picked;
 
-  XF_INLINE Picks(const FwdParams& p, const Sequence& seq) : Window(p, seq), picked(p.picks, seq) {}
+  XF_INLINE Picks(const FwdParams& p, const Sequence& seq, int)
+      : Window(p, seq), picked(p.picks, seq) {}
 
   // Returns s, or -inf where the bit of the key is not in the word of the row.
   template <class S, class A, class B>

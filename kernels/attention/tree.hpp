@@ -11,7 +11,7 @@ struct Tree : Window {  // a Mask
   const int32_t* words;
   int words_of_row;
 
-  XF_INLINE Tree(const FwdParams& p, const Sequence& seq)
+  XF_INLINE Tree(const FwdParams& p, const Sequence& seq, int)
       : Window(p, seq),
         words(p.tree.words + seq.batch * p.tree.batch +
               (p.tree.of_packed_rows ? seq.q0 * p.tree.words_of_row : 0)),

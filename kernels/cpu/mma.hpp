@@ -6,14 +6,13 @@
 
 namespace xeflash::cpu {
 
-// The register tile has accumulators for Rt vectors of rows times `keys` columns of S, or times
-// `dims` columns of O, within 32 zmm or 16 ymm registers.
-template <int R>
+// The register tile has accumulators for Rt vectors of rows times `keys` of N columns of S, or
+// times `dims` columns of O, within 32 zmm or 16 ymm registers.
+template <int R, int N = 12>
 struct RegisterTile {
   static constexpr int Rt = kTogether<R>;
-  static constexpr int keys = !kHasAvx512 || Rt == 4 ? 6 : 12;
+  static constexpr int keys = !kHasAvx512 || Rt == 4 ? kKeyTile<N> / 2 : kKeyTile<N>;
   static constexpr int dims = !kHasAvx512 || Rt == 4 ? 6 : 8;
-  static_assert(kKeyTile % keys == 0);
 };
 
 // P = 2^(X - kExp2Headroom) in the type of V, as the left operand of P V; l += row sums of P before
@@ -71,7 +70,7 @@ constexpr int kChain = (kPaired<T> ? D / 2 : D) > 64 ? 64 : 32;
 template <class T, int R, int N, int D, class Block, int Begin, class Seen = AllColumns>
 XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
                        const RightT<T, N, D, Block, Begin>& K, const Seen& seen = {}) {
-  using Reg = RegisterTile<R>;
+  using Reg = RegisterTile<R, N>;
   static_assert(N % Reg::keys == 0, "the key block must be a multiple of the register tile");
   constexpr int kSteps = kPaired<T> ? D / 2 : D, kMost = kChain<T, D>;
   constexpr bool kWholeChains = kSteps > 0 && kSteps % kMost == 0;  // one column has no pair

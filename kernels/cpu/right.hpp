@@ -22,7 +22,9 @@ XF_INLINE void prefetch(const M& m) {
   }
 }
 
-constexpr int kKeyTile = 12;  // a multiple of the rows of K that a product takes at a time
+// A multiple of the rows of K that a product takes at a time, of N.
+template <int N>
+constexpr int kKeyTile = N % 12 ? 8 : 12;
 
 // Widens the first `count` rows of m, which may lie anywhere, to fp32, and multiplies them by their
 // scales if they have some. Rows that do not exist repeat the last one.
@@ -51,7 +53,7 @@ struct RightT {
 
   template <class M>
   XF_INLINE explicit RightT(const M& m) : count(m.size()) {
-    for (int j = 0; j < (count < N ? round_up(count, kKeyTile) : N); ++j)
+    for (int j = 0; j < (count < N ? round_up(count, kKeyTile<N>) : N); ++j)
       data[j] = j < count ? m.row(j) : kZeros;
   }
   XF_INLINE int rows() const { return count; }
@@ -66,7 +68,7 @@ struct RightT<T, N, D, Block, Begin> {
 
   template <class M>
   XF_INLINE explicit RightT(const M& m) : count(m.size()) {
-    widen_rows<D>(x, m, m.size() < N ? round_up(m.size(), kKeyTile) : N);
+    widen_rows<D>(x, m, m.size() < N ? round_up(m.size(), kKeyTile<N>) : N);
   }
   XF_INLINE int rows() const { return count; }
   XF_INLINE const float* row(int j) const { return x[j]; }

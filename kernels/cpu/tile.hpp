@@ -133,11 +133,20 @@ struct Numbers {
   XF_INLINE int at(int i) const { return reinterpret_cast<const int*>(x)[i]; }
 };
 
+// Calls f(value, the rows' numbers, the column's number, rows, column) for every element.
+template <int R, int C, class F>
+XF_INLINE void each(Tile<R, C>& t, const Numbers<R>& rows, const Numbers<C>& columns, int row0,
+                    int col0, F f) {
+  t.each_vector(t.cols, [&](f32x16& v, int c, int r) __attribute__((always_inline)) {
+    v = f(v, rows.x[r], columns.at(c), row0 + r * kLanes + lane_index(), col0 + c);
+  });
+}
 // Calls f(value, the rows' numbers, the column's number) for every element.
 template <int R, int C, class F>
 XF_INLINE void each(Tile<R, C>& t, const Numbers<R>& rows, const Numbers<C>& columns, F f) {
-  t.each_vector(t.cols, [&](f32x16& v, int c, int r)
-                            __attribute__((always_inline)) { v = f(v, rows.x[r], columns.at(c)); });
+  each(t, rows, columns, 0, 0,
+       [&](auto s, auto a, auto b, auto, auto)
+           __attribute__((always_inline)) { return f(s, a, b); });
 }
 
 // Calls f(value, slope, row, column), which changes an element of each of the two tiles.

@@ -70,8 +70,8 @@ struct ReducedRows<T, R, C> {
 template <class T, int N, int D, int C>
 XF_INLINE void mma_upright(UprightTile<D, C>& O, const Upright<T, N, D>& B, const Tile<N, C>& S) {
   using Element = std::conditional_t<kPaired<T>, uint32_t, float>;
-  constexpr int kRows = round_up(D, kLanes), Rt = kTogether<kRows>, Nt = 6;
-  static_assert(C % Nt == 0 && RegisterTile<N>::keys % Nt == 0);  // S has a multiple of Nt columns
+  constexpr int kRows = round_up(D, kLanes), Rt = kTogether<kRows>, Nt = kKeyTile<C> / 2;
+  static_assert(C % Nt == 0 && RegisterTile<N, C>::keys % Nt == 0);  // as the columns of S
   const ReducedRows<T, N, C> reduced(S);
   for (int d = 0; d < kRows / kLanes; d += Rt) {
     for (int c = 0; c < S.cols; c += Nt) {

@@ -84,6 +84,9 @@ XF_CALL(mma_AB_of_seen, Output,
 XF_CALL(each, Score, each(x, 0, 0, unchanged));
 XF_CALL(each_by_numbers, Score, each(x, Numbers<R>(itself), Numbers<N>(itself), unchanged));
 XF_CALL(each_of_numbers, Score, each(x, some<Numbers<R>>(), some<Numbers<N>>(), unchanged));
+XF_CALL(each_at_numbers, Score,
+        each(x, Numbers<R>(itself), Numbers<N>(itself), 0, 0,
+             [](auto s, auto, auto, auto, auto) { return s; }));
 XF_CALL(map, const Rowwise, {map(itself, x)}->std::same_as<Rowwise>);
 XF_CALL(log_probs, const Score, log_probs(x, 1.f, some<const Rowwise>()));
 using LogScores = decltype(log_probs(some<const Score>(), 1.f, some<const Rowwise>()));

@@ -28,7 +28,9 @@
 //   mma_ABt, mma_AB            S = A K^T; O += P V
 //   columns_seen               says which columns of a block some rows need
 //   each                       calls f(value, row, column); row or column is a vector
-//   Numbers<N>                 one int per row or per column, which `each` passes in their place
+//   Numbers<N>                 one int per row or per column, which `each` passes in their place,
+//   or
+//                              before them
 //   map                        calls f of the values of each row
 //   log_probs, any_above       X = scale S - m, log2 P; says whether any element is above a limit
 //   any_beyond                 says whether any value per row has a magnitude above a limit

@@ -139,16 +139,23 @@ struct Numbers {
   }
 };
 
+// Calls f(value, the row's number, the column's number, row, column) for every element.
+template <int R, int C, class F>
+XF_INLINE void each(Tile<R, C>& t, const Numbers<R>& rows, const Numbers<C>& columns, int row0,
+                    int col0, F f) {
+  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
+    const ints column = part<kLanes>(columns.x, c * kLanes);
+    const ints col = lane_index() + (col0 + c * kLanes);
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      const int row = rows.x[r];
+      t.row(r, c) = f(floats(t.row(r, c)), row, column, row0 + r, col);
+    }
+  }
+}
 // Calls f(value, the row's number, the column's number) for every element.
 template <int R, int C, class F>
 XF_INLINE void each(Tile<R, C>& t, const Numbers<R>& rows, const Numbers<C>& columns, F f) {
-  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
-    const ints column = part<kLanes>(columns.x, c * kLanes);
-    XF_UNROLL for (int r = 0; r < R; ++r) {
-      const int row = rows.x[r];
-      t.row(r, c) = f(floats(t.row(r, c)), row, column);
-    }
-  }
+  each(t, rows, columns, 0, 0, [&](auto s, auto a, auto b, auto, auto) { return f(s, a, b); });
 }
 
 // Calls f(value, slope, row, column), which changes an element of each of the two tiles.

@@ -8,10 +8,10 @@
 
 #include "host/arrays/place.hpp"
 #include "host/attention/desc.hpp"
-#include "host/attention/documents.hpp"
 #include "host/attention/functions.hpp"
 #include "host/attention/params.hpp"
 #include "host/attention/part.hpp"
+#include "host/attention/prepass.hpp"
 #include "host/attention/problem.hpp"
 #include "host/attention/request.hpp"
 #include "host/attention/schedule.hpp"
@@ -352,6 +352,7 @@ BwdParams params_of(const Problem& p, const FwdRequest& r, const Gradients& g, c
   BwdParams params{};
   static_cast<FwdParams&>(params) = params_of(p, r, g.forward_outputs, place);
   params.captures = p.score_mod.captures;
+  params.mask_captures = p.mask_mod.captures;
   Desc scores = describe(Algorithm::flash_bwd, p);
   describe_scores(scores, p, r);
   params.unit = scores.has_plain_scores() ? params.scale : 1.f;
@@ -431,9 +432,9 @@ py::tuple backward(const py::kwargs& arguments) {
   const std::vector<Step> steps = steps_of(p, r, to, g.adds_up(), workers, access, place);
   BwdParams params = params_of(p, r, g, to, place);
   Scratch scratch;
-  const DocumentSpans documents(p, place);
+  const Prepass prepass(p, place);
   float* spans = nullptr;
-  if (!steps.empty()) spans = share(scratch, params, p, steps, workers, documents.floats(), place);
+  if (!steps.empty()) spans = share(scratch, params, p, steps, workers, prepass.floats(), place);
   submit(place, [&](Launcher& launch) {
     if (!p.has_scores()) {
       clear(launch, to.dbias);
@@ -444,7 +445,7 @@ py::tuple backward(const py::kwargs& arguments) {
     if (p.used_k.data && !g.adds_up()) {  // the keys that are not in use
       for (const Array* a : {&to.dk, &to.dv}) clear(launch, *a);
     }
-    if (spans) documents.launch(launch, params, spans);
+    if (spans) prepass.launch(launch, params, spans);
     for (const Step& step : steps) {
       launch(*step.kernels->entries[step.entry], params, step.groups, step.kernels->threads);
     }
@@ -476,13 +477,14 @@ py::object probabilities(const py::kwargs& arguments) {
   ProbsParams params{};
   static_cast<FwdParams&>(params) = params_of(p, r, {{}, {}, lse}, place);
   params.captures = p.score_mod.captures;
+  params.mask_captures = p.mask_mod.captures;
   const auto& to = result.strides;
   params.probabilities = {result.data, to[0], to[2], to[1]};
-  const DocumentSpans documents(p, place);
+  const Prepass prepass(p, place);
   Scratch scratch;
-  if (const int64_t floats = documents.floats()) scratch.allocate(place, p.q, floats);
+  if (const int64_t floats = prepass.floats()) scratch.allocate(place, p.q, floats);
   submit(place, [&](Launcher& launch) {
-    documents.launch(launch, params, scratch.data);
+    prepass.launch(launch, params, scratch.data);
     launch(*kernels.entries[0], params, groups, kernels.threads);
   });
   return result.object;

@@ -42,6 +42,7 @@ void describe_scores(Desc& desc, const Problem& p, const FwdRequest& r) {
   desc.hooks = ScoreHooks{hooks};
   desc.bias = p.bias.data ? p.bias.dtype : DType::kOther;
   desc.score_mod = p.score_mod.id;
+  desc.mask_mod = p.mask_mod.id;
   for (const ScoreHook& mask : kMasks) {
     if (mask.used(p, r)) desc.mask = static_cast<MaskKind>(&mask - kMasks);
   }

@@ -20,7 +20,7 @@ struct Desc {
   uint8_t rows = 0;
   ScoreHooks hooks{};
   DType bias = DType::kOther;  // kOther: none
-  ScoreModId score_mod = ScoreModId::kNone;
+  ScoreModId score_mod = ScoreModId::kNone, mask_mod = ScoreModId::kNone;
   MaskKind mask{};
   bool dropout = false, packed_heads = false, split_keys = false;
   CacheKind cache = CacheKind::kPlain;
@@ -36,12 +36,16 @@ struct Desc {
   bool has_plain_scores() const {
     return hooks == ScoreHooks{} && bias == DType::kOther && score_mod == ScoreModId::kNone;
   }
+  // Returns whether a kernel reads captures, of which ScoreModParams has two kinds.
+  bool has_snippets() const {
+    return score_mod != ScoreModId::kNone || mask_mod != ScoreModId::kNone;
+  }
   bool operator==(const Desc&) const = default;
 };
 
-XF_FIELDS(Desc, algorithm, dtype, head_dim, head_dim_v, rows, hooks, bias, score_mod, mask, dropout,
-          packed_heads, split_keys, cache, page_unit, cache_dtype, cache_scales, unified_max,
-          bias_gradient, sums_slopes, adds_up, learned, access);
+XF_FIELDS(Desc, algorithm, dtype, head_dim, head_dim_v, rows, hooks, bias, score_mod, mask_mod,
+          mask, dropout, packed_heads, split_keys, cache, page_unit, cache_dtype, cache_scales,
+          unified_max, bias_gradient, sums_slopes, adds_up, learned, access);
 
 py::object to_python(ScoreHooks hooks);
 py::object to_python(MaskKind mask);

@@ -6,9 +6,9 @@
 #include "host/arrays/place.hpp"
 #include "host/attention/append.hpp"
 #include "host/attention/desc.hpp"
-#include "host/attention/documents.hpp"
 #include "host/attention/functions.hpp"
 #include "host/attention/params.hpp"
+#include "host/attention/prepass.hpp"
 #include "host/attention/problem.hpp"
 #include "host/attention/schedule.hpp"
 
@@ -29,7 +29,7 @@ Access access_of(const Problem& p, const FwdRequest& r, const Outputs& to, const
 Desc describe(const Problem& p, const FwdRequest& r, const Outputs& to, const Place& place) {
   const Schedule& schedule = schedule_of(place.device);
   const bool adds_up = p.part.other_lse.data;
-  const bool decode = p.sq == 1 && r.dropout_p == 0 && !adds_up;
+  const bool decode = p.sq == 1 && r.dropout_p == 0 && !adds_up && !p.has_blocks();
   Desc desc = describe(decode ? Algorithm::flash_decode : Algorithm::flash_fwd, p);
   describe_scores(desc, p, r);
   desc.adds_up = adds_up;
@@ -62,7 +62,7 @@ void launch_attention(Launcher& launch, const Desc& desc, const Kernels& kernels
                       const ScoreModParams& params, const Sharing& shares) {
   const auto launch_entry = [&](size_t entry, uint64_t groups, int threads) {
     const Entry& kernel = *kernels.entries[entry];
-    if (desc.score_mod != ScoreModId::kNone) return launch(kernel, params, groups, threads);
+    if (desc.has_snippets()) return launch(kernel, params, groups, threads);
     launch(kernel, static_cast<const FwdParams&>(params), groups, threads);
   };
   launch_entry(0, shares.groups, kernels.threads);
@@ -96,22 +96,21 @@ py::tuple forward(const FwdRequest& r) {
   py::tuple result = py::make_tuple(to.out.object, to.lse.object ? to.lse.object : py::none());
   if (!kernels && !append) return result;
 
-  ScoreModParams params{params_of(p, r, to, place), p.score_mod.captures};
+  ScoreModParams params{params_of(p, r, to, place), p.score_mod.captures, p.mask_mod.captures};
   Scratch scratch;
-  const DocumentSpans documents(p, place);
+  const Prepass prepass(p, place);
   const Sharing shares =
       kernels ? share_out(p, r, desc, *kernels, params, place.device) : Sharing{};
   params.splits = shares.splits;
   params.looks_ahead = shares.looks_ahead;
-  if (const int64_t floats = shares.floats + documents.floats())
-    scratch.allocate(place, p.q, floats);
+  if (const int64_t floats = shares.floats + prepass.floats()) scratch.allocate(place, p.q, floats);
   params.partial = scratch.data;
   if (!r.out.is_none()) count_writes({&to.out});
   if (p.cache.added) count_writes({&p.k, &p.v});
   if (p.cache.added && p.cache.scales_of_rows) count_writes({&p.cache.k_scale, &p.cache.v_scale});
   submit(place, [&](Launcher& launch) {
     if (append) append->launch(launch, params);
-    documents.launch(launch, params, scratch.data + shares.floats);
+    prepass.launch(launch, params, scratch.data + shares.floats);
     if (kernels) launch_attention(launch, desc, *kernels, params, shares);
   });
   return result;

@@ -12,6 +12,7 @@
 namespace xeflash {
 namespace {
 
+constexpr int64_t kMostBlock = 1 << 20;  // rows or keys
 constexpr int64_t kMostChunk = 1 << 30;  // the end of one is counted in 32 bits
 
 // Returns q, k and v, each with its name.
@@ -99,6 +100,11 @@ void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
 }
 
 }  // namespace
+
+int64_t words_of_blocks(const Problem& p) {
+  const int64_t rows = divide_up(p.sq, p.block_rows), keys = divide_up(p.sk, p.block_keys);
+  return 2 * (rows * divide_up(keys, kWord) + keys * divide_up(rows, kWord));
+}
 
 Array read_int32(const py::object& object, const char* name, int64_t size, const Problem& p,
                  const Checker& check) {
@@ -291,6 +297,44 @@ void read_picks(Problem& p, const FwdRequest& r, const Checker& check) {
   p.picked_spans = read(r.picked_spans, "picked_spans", divide_up(p.sq, kSpan));
 }
 
+// Reads which blocks of rows and keys are listed, and the condition under which a row sees keys.
+void read_blocks(Problem& p, const FwdRequest& r, const Checker& check) {
+  constexpr int64_t kMostWords = 1 << 30;  // their bytes are counted in 32 bits
+  constexpr int64_t kOfCondition = 128;    // rows and keys of a block that mask_blocks finds
+  const bool has_lists = !r.blocks.is_none();
+  const char* name = has_lists ? "block_mask" : "mask_mod";
+  if (!has_lists && r.mask_mod.is_none()) return;
+  require_window_alone(name, p, r, check);
+  for (const auto& [other, word] :
+       {std::pair{&r.document_ids, "document_ids"}, {&r.picks, "gather_kv_indices"}}) {
+    if (!other->is_none())
+      check.refuse<NotImplemented>(name, "must be None with " + check.word(word) + ", got one");
+  }
+  p.mask_mod = read_score_mod(r.mask_mod, p.q, check);
+  p.block_rows = has_lists ? r.block_rows : kOfCondition;
+  p.block_keys = has_lists ? r.block_keys : kOfCondition;
+  for (const auto& [size, word] :
+       {std::pair{p.block_rows, "block_rows"}, {p.block_keys, "block_keys"}}) {
+    if (size < 16 || size > kMostBlock || (size & (size - 1)))
+      check.refuse(word, "must be a power of two from 16 to " + number(kMostBlock) + ", got " +
+                             number(size));
+  }
+  const int64_t words = words_of_blocks(p);
+  if (words >= kMostWords)
+    check.refuse(name, "must have fewer than 2^30 words of bits of a head, got " + number(words));
+  if (!has_lists) return;
+  p.blocks = read_array(r.blocks, check, "blocks");
+  const Array& a = p.blocks;
+  check.require_dtype(a, "blocks", DType::kI32);
+  const bool fits = a.ndim == 3 && (a.shape[0] == p.batch || a.shape[0] == 1) &&
+                    (a.shape[1] == p.heads_q || a.shape[1] == 1) && a.shape[2] == words &&
+                    a.is_packed();
+  XF_REQUIRE(check, fits, "blocks",
+             "must be contiguous, of shape " + text_of_shape({p.batch, p.heads_q, words}),
+             a.describe_shape(), a);
+  check.require_same_place(a, "blocks", p.q, "q");
+}
+
 void check_finite(double x, const char* name, const Checker& check) {
   check.require(fits_float(static_cast<float>(x)), name, "finite in float32", x);
 }
@@ -453,6 +497,7 @@ Problem read_problem(const FwdRequest& r) {
   read_score_arrays(p, r, check);
   read_documents(p, r, check);
   read_picks(p, r, check);
+  read_blocks(p, r, check);
   read_part(p, r, check);
   p.score_mod = read_score_mod(r.score_mod, p.q, check);
   check_appended(p, check);

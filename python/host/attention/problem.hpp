@@ -30,11 +30,21 @@ struct Problem {
   Array q, k, v;
   int64_t batch = 0, heads_q = 0, heads_k = 0, sq = 0, sk = 0, d = 0, dv = 0;
   int64_t tokens_q = 0, tokens_k = 0;  // rows of the packed arrays
-  Array cu_q, cu_k, used_k, bias, alibi, sinks, documents, picks, picked_spans;
-  ScoreModCall score_mod;
+  Array cu_q, cu_k, used_k, bias, alibi, sinks, documents, picks, picked_spans, blocks;
+  int64_t block_rows = 0, block_keys = 0;  // of a block that is listed or not
+  ScoreModCall score_mod, mask_mod;
   bool packed = false;
   Part part;
   Cache cache;
+
+  // Returns whether rows see blocks of keys that differ between heads, or between sequences.
+  bool has_blocks() const { return blocks.data || mask_mod.id != ScoreModId::kNone; }
+  bool has_blocks_of_heads() const {
+    return (blocks.data && blocks.shape[1] > 1) || mask_mod.reads_head;
+  }
+  bool has_blocks_of_sequences() const {
+    return (blocks.data && blocks.shape[0] > 1) || mask_mod.reads_batch;
+  }
 
   const char* k_name() const { return cache.given ? "k_cache" : "k"; }
   const char* v_name() const { return cache.given ? "v_cache" : "v"; }
@@ -42,6 +52,9 @@ struct Problem {
   bool has_scores() const { return has_queries() && sk != 0; }
   Layout k_layout(Layout layout) const { return cache.given ? Layout::kBSHD : layout; }
 };
+
+// Returns the words of the bits of blocks of a head: those of rows, and the same of keys.
+int64_t words_of_blocks(const Problem& problem);
 
 Axes axes_of(Layout layout);
 TensorArg tensor_arg(const Array& array, Layout layout);

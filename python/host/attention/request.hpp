@@ -43,8 +43,11 @@ struct FwdRequest {
   double softcap = 0;
   py::object alibi_slopes = py::none(), s_aux = py::none(), attn_mask = py::none();
   py::object score_mod = py::none();                         // see score_mod.hpp
+  py::object mask_mod = py::none();                          // a condition, likewise
   py::object document_ids = py::none();                      // int32, an id per position of k
   py::object picks = py::none(), picked_spans = py::none();  // int32, see picks.hpp
+  py::object blocks = py::none();                            // int32, see listed.hpp
+  int64_t block_rows = 0, block_keys = 0;
   double dropout_p = 0;
   uint64_t seed = 0, offset = 0;
   bool return_lse = false;
@@ -60,9 +63,10 @@ struct FwdRequest {
 
 XF_SOME_FIELDS(FwdRequest, function, layout, q, words, k, v, out, softmax_scale, causal,
                window_left, window_right, attention_chunk, bottom_right, softcap, attn_mask,
-               alibi_slopes, s_aux, score_mod, document_ids, picks, picked_spans, dropout_p, seed,
-               offset, return_lse, residual, enable_gqa, num_splits, unified_max, cu_seqlens_q,
-               cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k);
+               alibi_slopes, s_aux, score_mod, mask_mod, document_ids, picks, picked_spans, blocks,
+               block_rows, block_keys, dropout_p, seed, offset, return_lse, residual, enable_gqa,
+               num_splits, unified_max, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+               seqused_k);
 static_assert(is_complete<2>(kFieldsOf<FwdRequest>));  // and `part`, `cache`
 
 // Reads the arguments that Python passes; others keep FwdRequest's defaults. Raises a TypeError for

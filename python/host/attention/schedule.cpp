@@ -192,7 +192,8 @@ bool packs_heads(const Problem& p, const FwdRequest& r, const Schedule& schedule
   const int64_t group = p.heads_q / p.heads_k;
   const bool same_bias = !p.bias.data || p.bias.ndim < 3 || p.bias.shape[p.bias.ndim - 3] == 1;
   return group > 1 && group <= kMostHeads && p.sq <= schedule.packed_queries && same_bias &&
-         !p.alibi.data && p.score_mod.id == ScoreModId::kNone && r.dropout_p == 0;
+         !p.alibi.data && p.score_mod.id == ScoreModId::kNone && !p.has_blocks_of_heads() &&
+         r.dropout_p == 0;
 }
 
 bool splits_keys(const Problem& p, const FwdRequest& r, const Desc& desc, const Device& device) {

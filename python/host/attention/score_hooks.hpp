@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -72,6 +73,16 @@ constexpr ScoreHook kMasks[] = {
        to.tree = {reinterpret_cast<const int32_t*>(tree.words.data),
                   tree.is_shared ? 0 : tree.of_sequence * words, static_cast<int32_t>(words),
                   tree.of_sequence == 0};
+     }},
+    {"Listed", [](const Problem& p, const FwdRequest&) { return p.has_blocks(); },
+     [](FwdParams& to, const Problem& p, const FwdRequest&) {
+       const auto log2_of = [](int64_t n) { return std::countr_zero(static_cast<uint64_t>(n)); };
+       to.blocks.row_shift = log2_of(p.block_rows);
+       to.blocks.key_shift = log2_of(p.block_keys);
+       if (!p.blocks.data) return;  // mask_blocks finds them
+       to.blocks.bits = reinterpret_cast<int32_t*>(p.blocks.data);
+       to.blocks.batch = p.blocks.shape[0] > 1 ? p.blocks.strides[0] : 0;
+       to.blocks.head = p.blocks.shape[1] > 1 ? p.blocks.strides[1] : 0;
      }},
 };
 

@@ -1,6 +1,7 @@
 #include "host/attention/score_mod.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <deque>
 #include <limits>
@@ -52,6 +53,18 @@ CapturedArray captured_array(const Array& a, const char* name, const Checker& ch
   return c;
 }
 
+bool has_word(const std::string& text, const std::string& word) {
+  const auto is_of_word = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '_';
+  };
+  for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) {
+    const size_t end = at + word.size();
+    if ((at == 0 || !is_of_word(text[at - 1])) && (end == text.size() || !is_of_word(text[end])))
+      return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 ScoreModCall read_score_mod(const py::object& score_mod, const Array& q, const Checker& check) {
@@ -99,6 +112,8 @@ ScoreModCall read_score_mod(const py::object& score_mod, const Array& q, const C
     call.arrays.push_back(std::move(a));
     call.names.push_back(name);
   }
+  call.reads_batch = has_word(source.text, "b");
+  call.reads_head = has_word(source.text, "h");
   call.id = intern(std::move(source));
   return call;
 }

@@ -1,4 +1,5 @@
-// Reads a user's change to scores as Python passes it: a snippet of C++, and its captures by name.
+// Reads a user's change to scores, or condition, as Python passes it: a snippet of C++, and its
+// captures by name.
 #pragma once
 
 #include <string>
@@ -25,6 +26,7 @@ struct ScoreModSource {
 // A snippet with its captures for one call.
 struct ScoreModCall {
   ScoreModId id = ScoreModId::kNone;
+  bool reads_batch = false, reads_head = false;
   Captures captures{};
   std::vector<Array> arrays;       // kept alive
   std::vector<std::string> names;  // names of the arrays

@@ -180,6 +180,20 @@ class ScoreMod:
 
         `learned` has a bit for each captured array.
         """
+        more = ", const int32_t (&first)[kMaxCapturedArrays], Reads& reads" if learned else ""
+        arguments = "Score s, int b, int h, QueryIndex q_idx, KeyIndex k_idx"
+        name = "LearnedSnippet" if learned else "Snippet"
+        return self._struct(name, more, "class Score, ", f"Score operator()({arguments})", learned)
+
+    def condition(self) -> list[str]:
+        """Returns the lines of a snippet that is a condition (kernels/attention/listed.hpp)."""
+        params = "XF_INLINE explicit Condition(const FwdParams& p)"
+        made = "Condition(static_cast<const ScoreModParams&>(p).mask_captures) {}"
+        operator = "auto operator()(int b, int h, QueryIndex q_idx, KeyIndex k_idx)"
+        lines = self._struct("Condition", "", "", operator)
+        return [*lines[:2], f"  {params} : {made}", *lines[2:]]
+
+    def _struct(self, name: str, more: str, types: str, operator: str, learned: int = 0) -> list[str]:
         arrays = [(name, kind, rank) for name, kind, rank in self.captures if kind in _ARRAY_ELEMENTS]
         numbers = [(name, kind) for name, kind, _ in self.captures if kind not in _ARRAY_ELEMENTS]
         wanted = [bool(learned >> i & 1) for i in range(len(arrays))]
@@ -197,16 +211,14 @@ class ScoreMod:
         text = _DOUBLE.sub(r"\g<0>f", self.text)
         if learned:
             text = re.sub(r"\bfloat\b", "Real", re.sub(r"\bconstexpr\b", "const", text))
-        struct = "LearnedSnippet" if learned else "Snippet"
-        more = ", const int32_t (&first)[kMaxCapturedArrays], Reads& reads" if learned else ""
         return [
             "namespace snippet {",
-            f"struct {struct} {{",
+            f"struct {name} {{",
             *(f"  {member}" for member in members),
-            f"  XF_INLINE explicit {struct}([[maybe_unused]] const Captures& c{more})",
+            f"  XF_INLINE explicit {name}([[maybe_unused]] const Captures& c{more})",
             f"      {': ' if made else ''}{', '.join(made)} {{}}",
-            "  template <class Score, class QueryIndex, class KeyIndex>",
-            "  XF_INLINE Score operator()(Score s, int b, int h, QueryIndex q_idx, KeyIndex k_idx) const {",
+            f"  template <{types}class QueryIndex, class KeyIndex>",
+            f"  XF_INLINE {operator} const {{",
             *(f"    const auto {name} = this->{name}();" for name, _, rank in arrays if not rank),
             f"    {text}" if ";" in text else f"    return ({text});",
             "  }",

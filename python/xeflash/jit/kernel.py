@@ -52,18 +52,21 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         score.append("ScoreMod<snippet::Snippet>")
     algorithm = ALGORITHMS[desc.algorithm]
     backward = algorithm.params == "BwdParams"
-    params = "ScoreModParams" if desc.score_mod and algorithm.params == "FwdParams" else algorithm.params
+    snippets = bool(desc.score_mod or desc.mask_mod)
+    params = "ScoreModParams" if snippets and algorithm.params == "FwdParams" else algorithm.params
     decode = desc.algorithm == "flash_decode"
     online = decode or desc.algorithm == "flash_fwd"
     lines = [
         *(f'#include "{header}.hpp"' for header in ("attention/config", *_header_of(desc.mask), *desc.headers)),
-        *(['#include "attention/score_mod.hpp"'] if desc.score_mod else []),
+        *(['#include "attention/score_mod.hpp"'] if snippets else []),
         "namespace xeflash {",
         *(desc.score_mod.struct() if desc.score_mod else []),
         *(desc.score_mod.struct(desc.learned) if desc.score_mod and desc.learned else []),
+        *(desc.mask_mod.condition() if desc.mask_mod else []),
         "struct Config {",
         f"  using Element = {ELEMENTS[desc.dtype]};",
-        f"  using Mask = {desc.mask};",
+        f"  using Mask = {_mask(desc)};",
+        *(["  using Condition = snippet::Condition;"] if desc.mask_mod else []),
         f"  using ScoreVariant = Variant<{', '.join(score)}>;",
         *([f"  using BeforeScoreMod = Variant<{', '.join(before)}>;"] if desc.learned else []),
         *(["  using Learned = snippet::LearnedSnippet;"] if desc.learned else []),
@@ -98,6 +101,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     features += [f"bias.{desc.bias}"] if desc.bias else []
     features += [f"bias_gradient.{desc.bias_gradient}"] if desc.bias_gradient else []
     features += [f"score_mod.{desc.score_mod.digest()}"] if desc.score_mod else []
+    features += [f"mask_mod.{desc.mask_mod.digest()}"] if desc.mask_mod else []
     features += [f"learned{desc.learned}"] if desc.learned else []
     features += ["unified_max"] if desc.unified_max else []
     features += [f"{desc.cache}{desc.page_unit}" if desc.cache == "paged" else desc.cache] if desc.cache else []
@@ -172,6 +176,13 @@ def _header_of(mask: str) -> tuple[str, ...]:
     Other masks change without it, and their kernels stay what they are.
     """
     return () if mask == "Window" else (f"attention/{mask.lower()}",)
+
+
+def _mask(desc: Desc) -> str:
+    """Returns the type of a mask."""
+    if desc.mask != "Listed":
+        return desc.mask
+    return "Listed<snippet::Condition>" if desc.mask_mod else "Listed<SeesAll>"
 
 
 def _cpp(value: bool) -> str:

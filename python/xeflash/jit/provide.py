@@ -216,11 +216,13 @@ def _explain(kernel: KernelSource, desc: AnyDesc, log: str) -> str:
     lines = [line for line in log.splitlines() if line.strip() and not _FRAME.fullmatch(line.strip())] or [log]
     first = next((line for line in lines if "error" in line), lines[0])
     what = kernel.name
-    if isinstance(desc, Desc) and desc.score_mod:  # a snippet's author knows no names and lines of kernels
-        what = f"score_mod {textwrap.shorten(desc.score_mod.text, 300)!r}"
+    snippets = {name: x for name in ("score_mod", "mask_mod") if (x := getattr(desc, name, None))}
+    if snippets:  # a snippet's author knows no names and lines of kernels
+        what = " with ".join(f"{name} {textwrap.shorten(x.text, 300)!r}" for name, x in snippets.items())
         first = first[max(first.find("error: "), 0) :]
         if "undeclared identifier" in first:
-            first = f"{first.strip()}. It may use {', '.join(desc.score_mod.names())}"
+            known = dict.fromkeys(word for x in snippets.values() for word in x.names())
+            first = f"{first.strip()}. It may use {', '.join(known)}"
     message = f"xeflash: {what} did not compile: {first.strip()}"
     try:
         path = cache.keep_log(f"{kernel.name}.failed.log", f"{kernel.text}\n{' '.join(kernel.options)}\n\n{log}\n")

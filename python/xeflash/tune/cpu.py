@@ -43,6 +43,9 @@ FLASH_BWD: list[Row] = [
     ("*", "*", 255, 576, [(32, 48), (16, 48), (64, 48)]),
 ]
 
+# Blocks that are listed have powers of two of keys, which tiles should not straddle.
+_KEYS_OF_LISTED = {48: 32, 96: 64, 192: 128}
+
 _FIXED = ("flash_bwd", "flash_bwd_bias", "flash_bwd_captures", "attention_probs")  # have no choice
 
 NO_TILES: list[Row] = [("*", "*", 255, 576, [(64, 96)])]  # to choose
@@ -52,7 +55,7 @@ TABLES = {"flash_fwd": FLASH_FWD, "standard_attention": FLASH_FWD, "flash_decode
 TABLES |= {"flash_bwd_dq": FLASH_BWD, "flash_bwd_dkv": FLASH_BWD, "flash_bwd": FLASH_BWD}
 TABLES |= {"flash_bwd_bias": FLASH_BWD, "flash_bwd_captures": FLASH_BWD, "attention_probs": FLASH_BWD}
 TABLES |= {"flash_bwd_heads": NO_TILES, "append": NO_TILES, "merge_states": NO_TILES, "peak": NO_TILES}
-TABLES |= {"document_spans": NO_TILES, "write_to_cache": NO_TILES}
+TABLES |= {"document_spans": NO_TILES, "mask_blocks": NO_TILES, "write_to_cache": NO_TILES}
 
 # A few work-items for each compute unit, so that the device ends evenly; merging 256 keys each stays cheap. Where the
 # heads of a key lie beside each other, work-items that follow each other read these (SplitWork): 256 KiB of rows keep
@@ -97,7 +100,8 @@ def row_of(desc: Desc) -> Row:
 
 def candidates(desc: Desc) -> tuple[Blocks, ...]:
     """Returns the (block_q, block_k) that a kernel may have, the best first; none has more rows than the call needs."""
-    first, *others = ((block_q or desc.rows, block_k) for block_q, block_k in row_of(desc)[-1])
+    of_listed = _KEYS_OF_LISTED if desc.mask == "Listed" else {}
+    first, *others = ((block_q or desc.rows, of_listed.get(block_k, block_k)) for block_q, block_k in row_of(desc)[-1])
     if desc.algorithm in _FIXED:
         return (first,)
     return (first, *(blocks for blocks in others if blocks[0] <= max(first[0], desc.rows)))

@@ -39,6 +39,9 @@ ALGORITHMS = {
     "flash_bwd_heads": Algorithm(("flash_bwd_heads",), ("flash_bwd_heads",), "BwdParams", multiplies_tiles=False),
     "attention_probs": Algorithm(("attention_probs",), ("attention_probs",), "ProbsParams"),
     "document_spans": Algorithm(("document_spans",), ("document_spans",), multiplies_tiles=False),
+    "mask_blocks": Algorithm(
+        ("mask_blocks",), ("mask_blocks", "pack_blocks"), "ScoreModParams", multiplies_tiles=False
+    ),
     "append": Algorithm(("append",), ("append",), "AppendParams", multiplies_tiles=False),
     "write_to_cache": Algorithm(("append",), ("write_to_cache",), "WriteParams", multiplies_tiles=False),
     "merge_states": Algorithm(("merge_states",), ("merge_states",), "MergeParams", multiplies_tiles=False),
@@ -86,6 +89,7 @@ class Desc(_OfAlgorithm):
     hooks: tuple[str, ...] = ()  # changes of scores: structs of kernels/attention/variant.hpp, in their order
     bias: str | None = None
     score_mod: ScoreMod | None = None
+    mask_mod: ScoreMod | None = None  # a condition, of the mask Listed
     mask: str = "Window"  # the keys that a row sees: a struct of kernels/attention/
     dropout: bool = False
     packed_heads: bool = False  # few queries: the rows of a tile are those of all heads that share a KV head
@@ -111,7 +115,8 @@ class Desc(_OfAlgorithm):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Desc:
         """Makes a description from what the extension passes."""
-        return cls(**values | {"score_mod": values["score_mod"] and ScoreMod(*values["score_mod"])})
+        snippets = ("score_mod", "mask_mod")
+        return cls(**values | {name: values[name] and ScoreMod(*values[name]) for name in snippets})
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ NO_TILES = FLASH_BWD_BIAS[1:]  # to choose
 TABLES = {"flash_fwd": FLASH_FWD, "standard_attention": FLASH_FWD, "flash_decode": FLASH_DECODE}
 TABLES |= {"flash_bwd_dq": FLASH_BWD_DQ, "flash_bwd_dkv": FLASH_BWD_DKV, "flash_bwd_bias": FLASH_BWD_BIAS}
 TABLES |= {"attention_probs": FLASH_BWD_BIAS, "flash_bwd_captures": NO_TILES, "flash_bwd_heads": NO_TILES}
-TABLES |= dict.fromkeys(("append", "write_to_cache", "merge_states", "document_spans"), NO_TILES)
+TABLES |= dict.fromkeys(("append", "write_to_cache", "merge_states", "document_spans", "mask_blocks"), NO_TILES)
 
 _TURN_KEYS = 16  # keys of a block of one query where threads take turns, so that each thread has some
 _HEAD_DIMS = {"merge_states": ("out.head_dim",) * 2, "write_to_cache": ("k.head_dim", "v.head_dim")}  # for messages
