@@ -9,8 +9,9 @@
 //
 // All kernels but flash_decode:
 //
+//   (p, seq, head)        the constructor; masks that are the same for all heads leave out `head`
 //   hide                  returns s, or -inf if the window hides the key; masks keep Window's, but
-//                         a Tree, which has no window
+//                         a Tree, which has no window, and Listed, whose hide_in hides these keys
 //   hide_in               own: sets other scores of a tile to -inf; Window's sets none. The tile
 //                         begins at `row` and `column`; query(r) is the query of row r
 //   k_blocks              own: returns the blocks of keys that some rows see; flash_bwd_dkv has

@@ -131,7 +131,7 @@ def key_of(desc: Desc) -> str:
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
     words = [desc.algorithm, desc.dtype, dims, f"rows{desc.rows}", desc.access]
     words += [desc.mask if desc.mask != "Window" else "", *desc.hooks]
-    words += [f"bias.{desc.bias}" if desc.bias else "", "score_mod" if desc.score_mod else ""]
+    words += [f"bias.{desc.bias}" if desc.bias else "", *(x for x in ("score_mod", "mask_mod") if getattr(desc, x))]
     words += [f"kv.{desc.cache_dtype}" if desc.cache_dtype else ""]
     words += [name for name in ("dropout", "packed_heads", "split_keys", "adds_up") if getattr(desc, name)]
     return " ".join(word for word in words if word)
