@@ -13,9 +13,7 @@ struct AllBlocks {
   Group::Index of_head;
 
   XF_INLINE explicit AllBlocks(const FwdParams& p)
-      : rows(((p.max_q - 1) >> p.blocks.row_shift) + 1),
-        keys(((p.max_k - 1) >> p.blocks.key_shift) + 1),
-        of_head(static_cast<Group::Index>(rows) * keys) {}
+      : rows(p.blocks.rows), keys(p.blocks.keys), of_head(static_cast<Group::Index>(rows) * keys) {}
 };
 
 // One work-item per block: 0, or 1 if a row sees a key of it, or 3 if all rows see all.
@@ -42,7 +40,8 @@ XF_INLINE void mask_blocks(const ScoreModParams& p) {
       all_seen = all_seen & seen;
     }
   }
-  p.blocks.kinds[group] = (lowest_of(~some) == ~1 ? 1 : 0) | (lowest_of(all_seen) == 1 ? 2 : 0);
+  const int any = lowest_of(~some) == ~1, every = lowest_of(all_seen) == 1;
+  p.blocks.kinds[group] = any ? 1 + 2 * every : 0;
 }
 
 // One work-item per word, of which there are as many as the bits of all batches and heads have.

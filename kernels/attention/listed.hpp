@@ -64,9 +64,9 @@ struct Listed : Window {  // a Mask
       : Window(p, seq),
         row_shift(p.blocks.row_shift),
         key_shift(p.blocks.key_shift),
-        by_rows(p.blocks.bits + seq.batch * p.blocks.batch + head * p.blocks.head,
-                ((p.max_q - 1) >> row_shift) + 1, ((p.max_k - 1) >> key_shift) + 1),
-        by_keys(by_rows.end(), ((p.max_k - 1) >> key_shift) + 1, ((p.max_q - 1) >> row_shift) + 1),
+        by_rows(p.blocks.bits + seq.batch * p.blocks.batch + head * p.blocks.head, p.blocks.rows,
+                p.blocks.keys),
+        by_keys(by_rows.end(), p.blocks.keys, p.blocks.rows),
         condition(p),
         batch(seq.batch),
         head(head) {}

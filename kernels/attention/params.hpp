@@ -67,6 +67,7 @@ struct BlocksArg {
   int32_t* kinds;                // by rows, one per block, of which mask_blocks.hpp makes the bits
   int64_t batch, head;           // strides of bits; 0: shared
   int32_t row_shift, key_shift;  // log2 of the rows and keys of a block
+  int32_t rows, keys;            // blocks
 };
 
 struct FwdParams {

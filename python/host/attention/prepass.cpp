@@ -1,5 +1,7 @@
 #include "host/attention/prepass.hpp"
 
+#include <algorithm>
+
 #include "attention/params.hpp"
 
 namespace xeflash {
@@ -43,7 +45,7 @@ void Prepass::find_blocks(const Problem& p, const Place& place) {
   kernels_ = &find_kernels(desc, place);
   const int64_t heads = p.has_blocks_of_heads() ? p.heads_q : 1;
   const int64_t copies = heads * (p.has_blocks_of_sequences() ? p.batch : 1);
-  groups_ = copies * divide_up(p.sq, p.block_rows) * divide_up(p.sk, p.block_keys);
+  groups_ = copies * p.row_blocks() * p.key_blocks();
   const int64_t words = words_of_blocks(p);
   results_ = copies * words;
   more_ = groups_;

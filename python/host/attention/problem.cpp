@@ -102,7 +102,7 @@ void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
 }  // namespace
 
 int64_t words_of_blocks(const Problem& p) {
-  const int64_t rows = divide_up(p.sq, p.block_rows), keys = divide_up(p.sk, p.block_keys);
+  const int64_t rows = p.row_blocks(), keys = p.key_blocks();
   return 2 * (rows * divide_up(keys, kWord) + keys * divide_up(rows, kWord));
 }
 
@@ -219,21 +219,26 @@ void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
   }
 }
 
-// Refuses a second mask beside a window in calls that have no whole, dense sequences, or that have
-// chunks.
+[[noreturn]] void refuse_array(const char* name, const std::string& other, const Checker& check) {
+  check.refuse<NotImplemented>(name, "must be None with " + other + ", got an array");
+}
+
+// Refuses a second mask beside a window in calls that have chunks, or that are parts.
+void require_no_part(const char* name, const FwdRequest& r, const Checker& check) {
+  const PartRequest& part = r.part;
+  if (r.attention_chunk > 0) refuse_array(name, check.word("attention_chunk"), check);
+  if (!part.other_lse.is_none() || !part.q_start.is_none() || !part.k_start.is_none())
+    refuse_array(
+        name,
+        check.word("other_lse") + ", " + check.word("q_start") + " or " + check.word("k_start"),
+        check);
+}
+// Refuses it also in calls that have no whole, dense sequences.
 void require_window_alone(const char* name, const Problem& p, const FwdRequest& r,
                           const Checker& check) {
-  const bool is_part =
-      !r.part.other_lse.is_none() || !r.part.q_start.is_none() || !r.part.k_start.is_none();
-  const auto refuse_with = [&](const std::string& other) {
-    check.refuse<NotImplemented>(name, "must be None with " + other + ", got an array");
-  };
-  if (p.cache.given) refuse_with("a cache of keys");
-  if (p.packed) refuse_with(check.word("cu_seqlens_q"));
-  if (r.attention_chunk > 0) refuse_with(check.word("attention_chunk"));
-  if (is_part)
-    refuse_with(check.word("other_lse") + ", " + check.word("q_start") + " or " +
-                check.word("k_start"));
+  if (p.cache.given) refuse_array(name, "a cache of keys", check);
+  if (p.packed) refuse_array(name, check.word("cu_seqlens_q"), check);
+  require_no_part(name, r, check);
 }
 
 // Reads the document ids of the positions of k. The queries are at the last of these positions.
@@ -304,12 +309,14 @@ void read_blocks(Problem& p, const FwdRequest& r, const Checker& check) {
   const bool has_lists = !r.blocks.is_none();
   const char* name = has_lists ? "block_mask" : "mask_mod";
   if (!has_lists && r.mask_mod.is_none()) return;
-  require_window_alone(name, p, r, check);
-  for (const auto& [other, word] :
-       {std::pair{&r.document_ids, "document_ids"}, {&r.picks, "gather_kv_indices"}}) {
-    if (!other->is_none())
-      check.refuse<NotImplemented>(name, "must be None with " + check.word(word) + ", got one");
-  }
+  require_no_part(name, r, check);
+  const auto refuse_with = [&](const char* other) {
+    check.refuse<NotImplemented>(name, "must be None with " + check.word(other) + ", got one");
+  };
+  if (!r.document_ids.is_none()) refuse_with("document_ids");
+  if (!r.picks.is_none()) refuse_with("gather_kv_indices");
+  if (!r.cache.tree_mask.is_none()) refuse_with("tree_mask");
+  if (r.unified_max) refuse_with("unified_max");
   p.mask_mod = read_score_mod(r.mask_mod, p.q, check);
   p.block_rows = has_lists ? r.block_rows : kOfCondition;
   p.block_keys = has_lists ? r.block_keys : kOfCondition;

@@ -37,7 +37,9 @@ struct Problem {
   Part part;
   Cache cache;
 
-  // Returns whether rows see blocks of keys that differ between heads, or between sequences.
+  // Blocks of rows and keys, which are listed or left out.
+  int64_t row_blocks() const { return (sq + block_rows - 1) / block_rows; }
+  int64_t key_blocks() const { return (sk + block_keys - 1) / block_keys; }
   bool has_blocks() const { return blocks.data || mask_mod.id != ScoreModId::kNone; }
   bool has_blocks_of_heads() const {
     return (blocks.data && blocks.shape[1] > 1) || mask_mod.reads_head;

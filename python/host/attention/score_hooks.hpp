@@ -79,6 +79,8 @@ constexpr ScoreHook kMasks[] = {
        const auto log2_of = [](int64_t n) { return std::countr_zero(static_cast<uint64_t>(n)); };
        to.blocks.row_shift = log2_of(p.block_rows);
        to.blocks.key_shift = log2_of(p.block_keys);
+       to.blocks.rows = static_cast<int32_t>(p.row_blocks());
+       to.blocks.keys = static_cast<int32_t>(p.key_blocks());
        if (!p.blocks.data) return;  // mask_blocks finds them
        to.blocks.bits = reinterpret_cast<int32_t*>(p.blocks.data);
        to.blocks.batch = p.blocks.shape[0] > 1 ? p.blocks.strides[0] : 0;

@@ -62,13 +62,13 @@ class Arguments(_Given, total=False):
     alibi_slopes: Annotated[Array, Keyword(learned=True)]
     s_aux: Annotated[Array, Keyword(learned=True, attention="sinks")]
     score_mod: Annotated[Snippet | None, _ANY]  # from snippet()
-    mask_mod: Annotated[Snippet | None, Keyword(ops="ad")]  # likewise: the condition under which a row sees a key
+    mask_mod: Annotated[Snippet | None, _ANY]  # likewise: the condition under which a row sees a key
     document_ids: Annotated[Array, Keyword(ops="ad")]  # ids of the rows of k; the rows of q are the last ones
     picks: Annotated[Array, Keyword(ops="ad")]  # a bit of each row and key, in words of 32 keys
     picked_spans: Annotated[Array, Keyword(ops="ad")]  # which words have a bit, for spans of 64 rows
-    blocks: Annotated[Array, Keyword(ops="ad")]  # two bits of each block of rows and keys: listed, full (listed.hpp)
-    block_rows: Annotated[int, Keyword(0, ops="ad")]
-    block_keys: Annotated[int, Keyword(0, ops="ad")]
+    blocks: Annotated[Array, _ANY]  # two bits of each block of rows and keys: listed, full (listed.hpp)
+    block_rows: Annotated[int, Keyword(0)]
+    block_keys: Annotated[int, Keyword(0)]
     dropout_p: Annotated[float, Keyword(0.0, ops="adp")]
     seed: Annotated[int, Keyword(0, ops="adp", forward_only="rng has it")]  # from seeds()
     offset: Annotated[int, Keyword(0, ops="adp", forward_only="rng has it")]
