@@ -4,7 +4,9 @@
 // are known (document_spans.hpp): a block whose ids cannot match those of the rows is skipped.
 #pragma once
 
-#include "attention/mask.hpp"
+#include <bit>
+
+#include "attention/runs.hpp"
 
 namespace xeflash {
 
@@ -59,41 +61,26 @@ struct DocumentIds {
   }
 };
 
-// Blocks of `size` positions; block 0 begins at position `at`.
-struct DocumentBlocks : private BlockRange {
+// The spans as units of tiles (runs.hpp), for rows, or keys, with these ids.
+struct DocumentUnits {
+  static constexpr int shift = std::countr_zero(static_cast<unsigned>(kSpan));
   DocumentIds ids;
-  IdRange rows;  // ids on the other side: of the rows, or the keys, that the blocks are for
-  int size, at;
+  IdRange others;
 
-  XF_INLINE DocumentBlocks(const BlockRange& range, const DocumentIds& ids, const IdRange& rows,
-                           int size, int at)
-      : BlockRange(range), ids(ids), rows(rows), size(size), at(at) {}
-  using BlockRange::begin, BlockRange::end, BlockRange::first, BlockRange::last;
-  using BlockRange::have_none_full, BlockRange::is_empty, BlockRange::keep_share;
-
-  XF_INLINE int next(int j, int step) const {
-    while (j < end) {
-      const int position = ids.next(rows, at + j * size);
-      if (position >= ids.count) return end;
-      const int blocks = (position - at) / size - j;
-      if (blocks == 0) break;
-      j += (blocks + step - 1) / step * step;
+  XF_INLINE UnitBits of_word(int i) const {
+    UnitBits bits{0, 0};
+    const int last = (ids.count - 1) / kSpan;
+    XF_UNROLL for (int first = 0; first < 32; first += kLanes) {
+      const Ints span = lane_index() + (32 * i + first), here = at_most(span, last);
+      const Ints least = value_at(ids.least, here), greatest = value_at(ids.greatest, here);
+      const auto is_there = span <= last;
+      const auto meets = (least <= others.greatest) & (greatest >= others.least) & is_there;
+      bits.some |= bits_of(meets) << first;
+      const auto is_same = (least == others.greatest) & (greatest == others.least);
+      bits.all |= bits_of(is_same & is_there) << first;
     }
-    return j;
-  }
-  XF_INLINE bool has(int j) const { return BlockRange::has(j) && rows.meets(ids_of_block(j)); }
-  XF_INLINE DocumentBlocks only(int j) const {
-    return {BlockRange::only(has(j) ? j : end), ids, rows, size, at};
-  }
-  XF_INLINE bool is_full(int j) const {
-    if (!BlockRange::is_full(j) || !rows.is_one()) return false;
-    const IdRange block = ids_of_block(j);
-    return block.is_one() && block.least == rows.least;
-  }
-
- private:
-  XF_INLINE IdRange ids_of_block(int j) const {
-    return ids.between(at + j * size, at + j * size + size - 1);
+    if (!others.is_one()) bits.all = 0;
+    return bits;
   }
 };
 
@@ -124,7 +111,7 @@ struct DocumentKeys : private KeyRange {
 };
 
 struct Documents : Window {  // a Mask
-  using Blocks = DocumentBlocks;
+  using Blocks = BlockRuns<DocumentUnits>;
   using Keys = DocumentKeys;
   DocumentIds ids;
 
@@ -141,12 +128,15 @@ struct Documents : Window {  // a Mask
   }
   template <int Bc>
   XF_INLINE Blocks k_blocks(int first_row, int last_row) const {
-    return {Window::k_blocks<Bc>(first_row, last_row), ids,
-            ids.between(first_row + shift, last_row + shift), Bc, 0};
+    return {Window::k_blocks<Bc>(first_row, last_row),
+            {ids, ids.between(first_row + shift, last_row + shift)},
+            Bc};
   }
   template <int Br>
   XF_INLINE Blocks q_blocks(int first_key, int last_key) const {
-    return {Window::q_blocks<Br>(first_key, last_key), ids, ids.between(first_key, last_key), Br,
+    return {Window::q_blocks<Br>(first_key, last_key),
+            {ids, ids.between(first_key, last_key)},
+            Br,
             shift};
   }
 

@@ -29,6 +29,13 @@ XF_INLINE i32x16 to_ints(i32x16 mask) { return -mask; }
 XF_INLINE float to_floats(int x) { return __spirv_ConvertSToF_Rfloat(x); }
 XF_INLINE f32x16 to_floats(i32x16 x) { return __spirv_ConvertSToF_Rfloat16(x); }
 
+// Returns one bit per lane.
+XF_INLINE uint32_t bits_of(i32x16 mask) {
+  i32x16 bits = mask & (i32x16(1) << lane_index());
+  XF_UNROLL for (int d = 8; d > 0; d /= 2) bits |= swap_lanes(bits, d);
+  return static_cast<uint32_t>(bits[0]);
+}
+
 XF_INLINE int lowest_of(i32x16 x) {
   XF_UNROLL for (int d = 8; d > 0; d /= 2) {
     const i32x16 other = swap_lanes(x, d);

@@ -196,6 +196,7 @@ XF_CALL(to_ints, Bools, {Ints(to_ints(x))});
 XF_CALL(to_bools, bool, {Bools(to_bools(x))});
 XF_CALL(to_floats, Ints, {Floats(to_floats(x))});
 XF_CALL(to_floats_of_one, int, {to_floats(x)}->std::same_as<float>);
+XF_CALL(bits_of, Bools, {bits_of(x)}->std::same_as<uint32_t>);
 XF_CALL(lowest_of, Ints, {lowest_of(x)}->std::same_as<int>);
 XF_CALL(value_at, Ints, {Floats(value_at(some<const float*>(), x))});
 XF_CALL(value_at_rows, Ints, {Floats(value_at(some<const float*>(), 1, x, 1, 0))});

@@ -71,7 +71,7 @@
 //   bf16                       an element of 16 bits
 //   Floats, Ints, Bools        vectors of fp32, of int32, of the results of a comparison
 //   lane_index, kLanes         the vector 0, 1, ...; its number of lanes
-//   lowest_of                  the least of a vector of integers
+//   lowest_of, bits_of         the least of a vector of integers; a bit per lane of a comparison
 //   select, max, at_most       a where a mask holds, else b; the larger; the smaller integer
 //   rounded<T>                 the value that remains when a value is stored as T
 //   magnitude, divide, tanh    |x|; a / b; tanh(x)

@@ -31,6 +31,9 @@ XF_INLINE float to_floats(int x) {
 }
 XF_INLINE floats to_floats(ints x) { return esimd::convert<float>(x); }
 
+// Returns one bit per lane.
+XF_INLINE uint32_t bits_of(lane_mask mask) { return esimd::pack_mask(mask); }
+
 XF_INLINE int lowest_of(ints x) { return esimd::hmin<int>(x); }
 XF_INLINE ints at_most(ints i, int last) { return esimd::min<int>(i, ints(last)); }
 
