@@ -9,7 +9,7 @@ from typing import Any
 
 from xeflash import _core
 from xeflash.call.call import Call
-from xeflash.call.ready import ready
+from xeflash.call.ready import SNIPPETS, ready
 from xeflash.call.schema import WITH_GRADIENTS
 
 _operators: Any = None  # xeflash.torch_ops, once it was needed
@@ -27,7 +27,7 @@ def run(call: Call, learned: Container[str] = WITH_GRADIENTS) -> tuple[Any, Any]
         operators = operators_for(call, given["q"], given["k"], given["v"], learned=learned)
     if operators is not None:
         return operators.attend(call)  # type: ignore[no-any-return]
-    if "dropout_p" in given or "score_mod" in given or "captures" in given:
+    if "dropout_p" in given or not SNIPPETS.isdisjoint(given):
         given = ready(call).arguments
     return _core.forward(**given, words=call.words)
 

@@ -1,4 +1,4 @@
-"""Snippets of C++ that change scores: a user's expression and its captures, compiled into the kernel."""
+"""Snippets of C++ that change or hide scores: a user's expression and its captures, compiled into the kernel."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeAlias
 
+_Snippet: TypeAlias = tuple[str, dict[str, Any]]
 _ARRAY_ELEMENTS = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "int32": "int", "bool": "bool"}
 # A number that C++ takes for a double: a snippet's are floats, as not all GPUs have others.
 _DOUBLE = re.compile(
     r"(?<![\w.'])(0[xX][\da-fA-F.]+[pP][+-]?\d+|(\d+\.\d*|\.\d+)([eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])"
 )
+_FORMS = {
+    "score_mod": "an expression in C++ of s, b, h, q_idx, k_idx and captures",
+    "mask_mod": "a condition in C++ of b, h, q_idx, k_idx and captures",
+}
 _TAKEN = ("s", "b", "h", "q_idx", "k_idx", "inf")
 _FUNCTIONS = ("select", "number", "min", "max", "abs", "exp", "exp2", "log", "log2", "sqrt", "tanh")
 _KEYWORDS = re.compile(
@@ -46,21 +51,28 @@ _WORD = re.compile(
 )
 
 
-def read_score_mod(
-    function: str, score_mod: Any, captures: Mapping[str, Any] | None
-) -> tuple[str, dict[str, Any]] | None:
-    """Checks a snippet and its captures; returns them for the extension, with numbers as Python's own."""
-    if score_mod is None:
+def read_snippets(
+    function: str, score_mod: Any, mask_mod: Any, captures: Mapping[str, Any] | None
+) -> tuple[_Snippet | None, _Snippet | None]:
+    """Checks a score_mod, a mask_mod and their captures.
+
+    Returns both for the extension, each with the captures that it names, and numbers as Python's own.
+    """
+    texts = [(name, text) for name, text in (("score_mod", score_mod), ("mask_mod", mask_mod)) if text is not None]
+    if not texts:
         if captures:
             raise ValueError(f"{function}: captures are for score_mod, got {captures!r} without one")
-        return None
-    if not isinstance(score_mod, str):
-        raise TypeError(
-            f"{function}: score_mod must be a string, an expression in C++ of s, b, h, q_idx, k_idx and captures; "
-            f"got {type(score_mod).__name__}"
-        )
-    captures = dict(captures or {})
-    return _checked(function, score_mod, tuple(captures)), {name: _as_number(value) for name, value in captures.items()}
+        return None, None
+    for name, text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"{function}: {name} must be a string, {_FORMS[name]}; got {type(text).__name__}")
+    captures = captures or {}
+    _check_names(function, tuple(captures), tuple(texts))
+    found: dict[str, _Snippet] = {}
+    for name, text in texts:
+        code, words = _checked(function, name, text)
+        found[name] = code, {x: _as_number(value) for x, value in captures.items() if x in words}
+    return found.get("score_mod"), found.get("mask_mod")
 
 
 def _as_number(value: Any) -> Any:
@@ -70,30 +82,45 @@ def _as_number(value: Any) -> Any:
 
 
 @functools.lru_cache
-def _checked(function: str, text: str, names: tuple[str, ...]) -> str:
-    """Checks a snippet; returns it without comments."""
-    words = _words_of(function, text)
+def _checked(function: str, name: str, text: str) -> tuple[str, frozenset[str]]:
+    """Checks a snippet; returns it without comments, and its words."""
+    words = _words_of(f"{function}: {name}", text)
     if not words:
-        raise ValueError(f"{function}: score_mod must not be empty, got {_shown(text)}")
+        raise ValueError(f"{function}: {name} must not be empty, got {_shown(text)}")
+    if name == "mask_mod" and "s" in words:
+        raise ValueError(f"{function}: mask_mod must not read s, as no score is known yet, got {_shown(text)}")
+    return without_comments(text), words
+
+
+@functools.lru_cache
+def _check_names(function: str, names: tuple[str, ...], texts: tuple[tuple[str, str], ...]) -> None:
+    """Checks the names of captures, each of which must occur in one of the snippets."""
+    words = frozenset[str]().union(*(_checked(function, name, text)[1] for name, text in texts))
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name) or name in _TAKEN:
             raise ValueError(f"{function}: captures must have names of C++ other than {sorted(_TAKEN)}, got {name!r}")
         if _KEYWORDS.fullmatch(name):
             raise ValueError(f"{function}: captures must not have names that are keywords of C++, got {name!r}")
         if name not in words:
-            raise ValueError(f"{function}: captures[{name!r}] must occur in score_mod, got {_shown(text)}")
-    return without_comments(text)
+            where = " or ".join(snippet for snippet, _ in texts)
+            got = " and ".join(_shown(text) for _, text in texts)
+            raise ValueError(f"{function}: captures[{name!r}] must occur in {where}, got {got}")
+
+
+def names_read_by(snippet: str) -> frozenset[str]:
+    """Returns the words of the code of a snippet, among which are the captures that it reads."""
+    return frozenset(re.findall(r"\w+", without_comments(snippet), re.ASCII))
 
 
 def without_comments(text: str) -> str:
-    """Returns the code of a score_mod without its comments."""
+    """Returns the code of a snippet without its comments."""
     return _COMMENT.sub(" ", text)
 
 
-def _words_of(function: str, text: str) -> set[str]:
+def _words_of(subject: str, text: str) -> frozenset[str]:
     """Returns the words of a snippet; raises ValueError unless it can be an expression or statements."""
     if len(text) > _MOST_CHARACTERS:
-        raise ValueError(f"{function}: score_mod must have at most {_MOST_CHARACTERS} characters, got {len(text)}")
+        raise ValueError(f"{subject} must have at most {_MOST_CHARACTERS} characters, got {len(text)}")
     words: list[str] = []
     opened: list[str] = []
     statement = depth = 0  # the present statement's first word, and the brackets that are open around it
@@ -102,49 +129,49 @@ def _words_of(function: str, text: str) -> set[str]:
         found = _WORD.match(text, place)
         if not found or found["other"]:
             raise ValueError(
-                f"{function}: score_mod must consist of names, numbers, operators and brackets of C++, got "
+                f"{subject} must consist of names, numbers, operators and brackets of C++, got "
                 f"{found[0] if found else text[place]!r} at {place} in {_shown(text, place)}"
             )
         if word := found["word"]:
             words.append(word)
             if _is_too_large(word):
                 raise ValueError(
-                    f"{function}: score_mod must have numbers that are finite in float32, got {word!r} at {place} in "
+                    f"{subject} must have numbers that are finite in float32, got {word!r} at {place} in "
                     f"{_shown(text, place)}"
                 )
             if word in (";", ",") and len(opened) == depth and _has_no_value(words[statement:-1]):
                 raise ValueError(
-                    f"{function}: score_mod must give each variable a value where it declares it, got none at {place} "
+                    f"{subject} must give each variable a value where it declares it, got none at {place} "
                     f"in {_shown(text, max(0, place - 10))}"
                 )
             if word in _BRANCHES:
                 raise ValueError(
-                    f"{function}: score_mod must not branch; select(condition, a, b) chooses, got {word!r} at "
+                    f"{subject} must not branch; select(condition, a, b) chooses, got {word!r} at "
                     f"{place} in {_shown(text, place)}"
                 )
             if word in _BRACKETS.values():
                 opened.append(word)
             elif word in _BRACKETS and (not opened or opened.pop() != _BRACKETS[word]):
                 raise ValueError(
-                    f"{function}: score_mod must close the brackets that it opens, got {word!r} at {place} in "
+                    f"{subject} must close the brackets that it opens, got {word!r} at {place} in "
                     f"{_shown(text, place)}"
                 )
             if word in (";", "{", "}"):
                 statement, depth = len(words), len(opened)
             if len(opened) > _MOST_BRACKETS:
                 raise ValueError(
-                    f"{function}: score_mod must have at most {_MOST_BRACKETS} nested brackets, got more at "
+                    f"{subject} must have at most {_MOST_BRACKETS} nested brackets, got more at "
                     f"{place} in {_shown(text, place)}"
                 )
         place = found.end()
     if opened:
-        raise ValueError(f"{function}: score_mod must close its brackets, got an open {opened[-1]!r} in {_shown(text)}")
+        raise ValueError(f"{subject} must close its brackets, got an open {opened[-1]!r} in {_shown(text)}")
     if len(words) > _MOST_WORDS:
         raise ValueError(
-            f"{function}: score_mod must have at most {_MOST_WORDS} names, numbers, operators and brackets, got "
+            f"{subject} must have at most {_MOST_WORDS} names, numbers, operators and brackets, got "
             f"{len(words)} in {_shown(text)}"
         )
-    return set(words)
+    return frozenset(words)
 
 
 def _has_no_value(words: list[str]) -> bool:

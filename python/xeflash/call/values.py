@@ -9,7 +9,7 @@ from typing import Any
 
 from xeflash import _core
 from xeflash.call import random, schema
-from xeflash.call.score_mod import read_score_mod
+from xeflash.call.score_mod import read_snippets
 
 _LIMIT = 2**63
 
@@ -105,11 +105,18 @@ def is_on(function: str, name: str, number: Any) -> bool:
 
 def snippet(function: str, score_mod: str | None, captures: Mapping[str, Any] | None) -> Any:
     """Checks score_mod and its captures; returns them in the form that the extension takes."""
+    return snippets(function, score_mod, None, captures)[0]
+
+
+def snippets(
+    function: str, score_mod: str | None, mask_mod: str | None, captures: Mapping[str, Any] | None
+) -> tuple[Any, Any]:
+    """Checks score_mod, mask_mod and their captures; returns both in the form that the extension takes."""
     if captures is not None and not isinstance(captures, Mapping):
         raise TypeError(f"{function}: captures must be a mapping of names to values, got {type(captures).__name__}")
-    if score_mod is None and not captures:
-        return None
-    return read_score_mod(function, score_mod, captures)
+    if score_mod is None and mask_mod is None and not captures:
+        return None, None
+    return read_snippets(function, score_mod, mask_mod, captures)
 
 
 def window(function: str, size: Any) -> tuple[int, int]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from xeflash.api.attention.bits import are_bools, dtype_of, in_words
 from xeflash.call.bind import public
 from xeflash.call.call import Call
 from xeflash.call.schema import THD
 from xeflash.call.values import namespace, shape_of
 
 _NAME = "tree_mask"
-_WORD = 32  # nodes of a word: kWord of params.hpp
-_BOOL = ("bool", "bool_")
 _MOST = 1024  # nodes: kMostNodes of tree.hpp
 
 
@@ -34,8 +33,8 @@ def pack_tree_mask(tree_mask: Any) -> Any:
 def _(call: Call) -> Any:
     mask = call[_NAME]
     shape = shape_of(call.function, _NAME, mask)
-    if (dtype := _dtype(mask)) not in _BOOL:
-        raise call.refuse(_NAME, "must be bool", dtype or type(mask).__name__, TypeError)
+    if not are_bools(mask):
+        raise call.refuse(_NAME, "must be bool", dtype_of(mask) or type(mask).__name__, TypeError)
     if len(shape) not in (2, 3) or shape[-1] != shape[-2]:
         raise call.refuse(_NAME, "must have shape [T, T] or [sequences, T, T]", list(shape))
     return packed(mask, call.function)
@@ -45,10 +44,10 @@ def tree_in_words(call: Call) -> Call:
     """Replaces a mask of bools by words of bits."""
     if (mask := call[_NAME]) is None:
         return call.with_(_NAME)
-    shape, dtype = shape_of(call.function, _NAME, mask), _dtype(mask)
+    shape, dtype = shape_of(call.function, _NAME, mask), dtype_of(mask)
     if dtype in ("int32", "") or getattr(mask, "is_sparse", False):  # arrays of memory alone have no type
         return call
-    if dtype not in _BOOL:
+    if not are_bools(mask):
         raise call.refuse(_NAME, "must be bool, or words of int32", dtype, TypeError)
     packs, of_q = call.layout == THD, shape_of(call.function, "q", call["q"])
     if len(of_q) != (3 if packs else 4):
@@ -71,16 +70,4 @@ def packed(mask: Any, function: str = "pack_tree_mask") -> Any:
     xp = namespace(function, _NAME, mask)
     if mask.ndim == 2:
         mask = mask[None]
-    (*lead, nodes), more = mask.shape, -mask.shape[-1] % _WORD
-    if xp.__name__ == "numpy":
-        padded = xp.pad(mask, (*[(0, 0)] * len(lead), (0, more)))
-        return xp.packbits(padded, axis=-1, bitorder="little").view(xp.int32)
-    mask = xp.concat([mask, xp.zeros((*lead, more), dtype=mask.dtype, device=mask.device)], axis=-1)
-    bits = 1 << xp.arange(_WORD, dtype=xp.int32, device=mask.device)
-    words = xp.where(mask.reshape((*lead, (nodes + more) // _WORD, _WORD)), bits, xp.zeros_like(bits))
-    return xp.sum(words, axis=-1, dtype=xp.int32)
-
-
-def _dtype(mask: Any) -> str:
-    """Returns the name of an array's type, or nothing where it has none."""
-    return str(getattr(mask, "dtype", "")).rpartition(".")[2]
+    return in_words(xp, mask)

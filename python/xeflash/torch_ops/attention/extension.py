@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xeflash import _core
 from xeflash.call.call import Call
-from xeflash.call.ready import ready
+from xeflash.call.ready import SNIPPETS, ready
 from xeflash.call.schema import LEARNED
 from xeflash.torch_ops.attention.words import as_int64
 from xeflash.torch_ops.library import Pair, Results
@@ -28,7 +28,7 @@ def results_of(call: Call) -> Results:
     The argument `residual` is True, or None if nobody wants it.
     """
     given = call.arguments
-    if "dropout_p" in given or "score_mod" in given or "captures" in given:
+    if "dropout_p" in given or not SNIPPETS.isdisjoint(given):
         given = ready(call).arguments
     q, state, residual = given["q"], _nothing(), None
     if given.get("dropout_p"):
