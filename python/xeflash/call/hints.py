@@ -38,7 +38,7 @@ _ALIKE = (  # words that libraries have for one argument
 _PACKED = "flash_attn_varlen_func takes packed sequences"
 _ELSEWHERE = {
     "attn_mask": "attention takes attn_mask, and flash_attn_varlen_func takes sequences without padding",
-    "block_mask": "score_mod and document_ids hide keys, and so does the attn_mask of attention",
+    "block_mask": "flash_attn_func and attention take it",
     "cu_seqlens": _PACKED,
     "document_ids": "flash_attn_varlen_func takes documents as sequences",
     "enable_gqa": "k and v may have fewer heads than q without it",
@@ -48,6 +48,7 @@ _ELSEWHERE = {
     "max_seqlen": _PACKED,
     "position_ids": "document_ids of flash_attn_func, and cu_seqlens_q and cu_seqlens_k of flash_attn_varlen_func, "
     "keep documents apart",
+    "mask_mod": "flash_attn_func and attention take it",
     "score_mod": "flash_attn_func and attention take it",
 }
 

@@ -14,17 +14,18 @@ from xeflash.call.hints import meant
 from xeflash.call.values import flag, shown
 
 _NAMES = {"learnable_sink": "s_aux", "sinks": "s_aux", "page_table": "block_table"}
+_NAMES |= {"block_sparse_tensors": "block_mask"}
 _NAMES |= {f"{x}_descale": f"{x}_scale" for x in "qkv"}
 _LSE = {"return_lse", "return_softmax_lse"}  # (out, LSE), where flash-attn 2 has return_attn_probs
 _CHOICES = {"pack_gqa", "min_seqlen_k", "disable_scheduler_metadata", "fa_version", "zero_tensors"}
 _REFUSED = {
     "aux_scalars": "see captures",
     "aux_tensors": "see captures",
-    "block_sparse_tensors": "blocks cannot be left out",
-    "block_sparse_tensors_bwd": "blocks cannot be left out",
+    "block_sparse_tensors": "flash_attn_func and attention leave blocks out",
+    "block_sparse_tensors_bwd": "flash_attn_func leaves out those of block_sparse_tensors",
     "cu_seqlens_k_new": "new keys must be as many for each sequence",
     "gather_kv_indices": "flash_attn_func and attention pick keys",
-    "mask_mod": "score_mod can hide keys",
+    "mask_mod": "flash_attn_func and attention take it",
     "num_heads_q": "K and V must have as many heads as Q if they are packed with it",
     "q_descale": "packed queries cannot be quantised",
     "qv": "scores have one product",
@@ -66,6 +67,8 @@ def in_our_words(call: Call, own: frozenset[str], named: Mapping[str, Any]) -> t
             every = {**call.arguments, **named}
             if not (value is None or every.get("rotary_cos") is None or value is every.get("cache_seqlens")):
                 raise _refusal(call, keyword, value)
+        elif keyword == "block_sparse_tensors_bwd" and _given(named, "block_sparse_tensors", "block_mask"):
+            pass  # the same blocks by keys, which the others give
         elif keyword in _CHOICES:
             if value is not None and not isinstance(value, int):
                 raise call.refuse(keyword, "must be a number, or None", type(value).__name__, TypeError)
@@ -80,6 +83,10 @@ def in_our_words(call: Call, own: frozenset[str], named: Mapping[str, Any]) -> t
         known["return_attn_probs"] = _LSE_ALONE
         words["return_lse"] = return_lse
     return known, {**call.words, **words} if words else call.words
+
+
+def _given(named: Mapping[str, Any], *keywords: str) -> bool:
+    return any(named.get(keyword) is not None for keyword in keywords)
 
 
 def flags(call: Call) -> tuple[Call, bool]:

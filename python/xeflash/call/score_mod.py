@@ -153,8 +153,7 @@ def _words_of(subject: str, text: str) -> frozenset[str]:
                 opened.append(word)
             elif word in _BRACKETS and (not opened or opened.pop() != _BRACKETS[word]):
                 raise ValueError(
-                    f"{subject} must close the brackets that it opens, got {word!r} at {place} in "
-                    f"{_shown(text, place)}"
+                    f"{subject} must close the brackets that it opens, got {word!r} at {place} in {_shown(text, place)}"
                 )
             if word in (";", "{", "}"):
                 statement, depth = len(words), len(opened)

@@ -25,7 +25,7 @@ from xeflash.call.schema import (
 )
 
 _TYPES = {"object": "Tensor", "int": "SymInt", "float": "float", "bool": "bool", "str": "str"}
-# Keywords that a schema has several words for: a number that may be an array is two, a snippet is four.
+# Keywords that a schema has several words for: a number that may be an array is two, snippets are five.
 _SEVERAL = {
     "words": ["str[]? words=None"],  # ours and the caller's in turn
     "seed": ["SymInt? seed=None"],  # None: the operator draws its own
@@ -36,6 +36,7 @@ _SEVERAL = {
         *("str? score_mod=None", "str[]? capture_names=None", "Tensor[]? capture_arrays=None"),
         "Scalar[]? capture_numbers=None",
     ],
+    "mask_mod": ["str? mask_mod=None"],  # with the captures of both
 }
 _RESULTS = {"None": "()", "One": "Tensor", "Pair": "(Tensor, Tensor)", "Three": "(Tensor, Tensor, Tensor)"}
 _RESULTS |= {"Results": "(Tensor, Tensor, Tensor, Tensor)"}

@@ -12,8 +12,9 @@ from torch._C import _get_tracing_state, _is_any_autocast_enabled
 
 from xeflash import _core
 from xeflash.call.call import Call
+from xeflash.call.ready import SNIPPETS, with_snippets
 from xeflash.call.schema import ARRAYS, Row
-from xeflash.call.values import flag, snippet
+from xeflash.call.values import flag, snippets
 from xeflash.torch_ops.attention import gradients
 from xeflash.torch_ops.attention.extension import results_of
 from xeflash.torch_ops.attention.operators import MERGE, OPERATORS
@@ -34,8 +35,8 @@ from xeflash.torch_ops.library import Pair, requires_grad, resolved
 def attend(call: Call) -> tuple[Any, Any]:
     """Runs a call in the schema's words, and captures, by its operator; returns (out, LSE or None)."""
     operator, form = OPERATORS[call.form]
-    if "score_mod" in call.arguments or "captures" in call.arguments:
-        call = _with_snippet(call)
+    if not SNIPPETS.isdisjoint(call.arguments):
+        call = _with_texts(call)
     call = _resolved(call, form)
     given = call.arguments
     out = given.get("out")
@@ -65,14 +66,19 @@ def _is_only_recorded(call: Call) -> bool:
     return requires_grad(*tensors) and gradients.is_plain(call)
 
 
-def _with_snippet(call: Call) -> Call:
-    """Returns a call with a checked snippet and its captures, or without both."""
-    text, captures = call.get("score_mod"), call.get("captures")
-    if torch.compiler.is_compiling() and isinstance(text, str) and (captures is None or isinstance(captures, Mapping)):
+def _with_texts(call: Call) -> Call:
+    """Returns a call with checked snippets and the captures of both, or without them."""
+    texts, captures = (call.get("score_mod"), call.get("mask_mod")), call.get("captures")
+    has_text, may_read = any(isinstance(text, str) for text in texts), isinstance(captures, Mapping | None)
+    if torch.compiler.is_compiling() and has_text and may_read:
         return call if captures else call.with_(captures={})  # a traced snippet is checked when it runs
-    if (found := snippet(call.function, text, captures)) is None:
-        return call.with_("score_mod", "captures")
-    return call.with_(score_mod=found[0], captures=found[1])
+    found = zip(("score_mod", "mask_mod"), snippets(call.function, *texts, captures), strict=True)
+    given = {name: snippet for name, snippet in found if snippet is not None}
+    call = call.with_(*SNIPPETS, **{name: text for name, (text, _) in given.items()})
+    if not given:
+        return call
+    read = dict(x for _, of_text in given.values() for x in of_text.items())
+    return call.with_(captures={name: read[name] for name in captures or {}})
 
 
 def _check(call: Call) -> None:
@@ -80,8 +86,8 @@ def _check(call: Call) -> None:
     if torch.compiler.is_compiling():
         return
     given = {name: x for name, x in call.arguments.items() if not isinstance(x, SYMBOLS)}
-    if "score_mod" in given:
-        given["score_mod"] = given["score_mod"], given.pop("captures")
+    if not SNIPPETS.isdisjoint(given):
+        given = with_snippets(Call(given, call.words)).arguments
     _core.check_arguments(**given, words=call.words)
 
 

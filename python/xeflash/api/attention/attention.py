@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from xeflash.api.attention.blocks import with_blocks
 from xeflash.api.attention.picked import run_picked
 from xeflash.api.attention.ranks import in_4d, with_its_axes
 from xeflash.api.attention.rewrites import seed_of_rng
@@ -31,6 +32,9 @@ def attention(
     sinks: Any = None,
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
+    mask_mod: str | None = None,
+    block_mask: Any = None,
+    block_size: int | tuple[int, int] | None = None,
     document_ids: Any = None,
     attention_chunk: int = 0,
     gather_kv_indices: Any = None,
@@ -61,10 +65,19 @@ def attention(
             int or float (`float y = s`) does not compile: write `auto y = s`. It is compiled into the kernel at its
             first use. The snippet is code that runs in this process and may read and write all its memory: never take
             it from somebody whom you do not trust.
-        captures: values that score_mod reads by name: at most 8 numbers, and 4 arrays of up to 4 dimensions (fp32,
-            fp16, bf16, int32, bool), read as `name[i]` or `name(i, j)`, or as `name` if it has no dimensions. An index
-            past an end reads the element at that end. Tensors that require grad get gradients: each element's is the
-            sum over the scores that have read it.
+        captures: values that score_mod and mask_mod read by name: at most 8 numbers, and 4 arrays of up to 4 dimensions
+            (fp32, fp16, bf16, int32, bool), read as `name[i]` or `name(i, j)`, or as `name` if it has no dimensions. An
+            index past an end reads the element at that end. Tensors that require grad get gradients: each element's is
+            the sum over the scores that have read it. mask_mod's have none.
+        mask_mod: C++ that says whether a row sees a key: a condition of b, h, q_idx, k_idx and captures, or statements
+            that return one, by the rules of score_mod. Blocks of 128 rows and keys that it hides are found first, and
+            take no time.
+        block_mask: blocks of rows and keys that are listed; others are left out, and take no time. It is bool (B or 1,
+            H or 1, blocks of rows, blocks of keys) with block_size; a BlockMask of torch.nn.attention.flex_attention;
+            or flash-attn 4's four tensors. B is the product of the leading dimensions of query. In full blocks of the
+            latter two, mask_mod is not applied. Tensors are read once, until an operation of torch writes to them; who
+            writes to them otherwise makes new ones.
+        block_size: rows and keys of a block, a number or two, multiples of 16.
         document_ids: int32 (S,) or (..., S), the document of each key, in any order: a query sees only the keys of its
             own document, within is_causal and window_size. Queries are the last L of the S positions (bottom_right if L
             < S). Blocks of keys without an id of their queries take no time; most are such if the ids of a document lie
@@ -98,7 +111,7 @@ def attention(
 def _(call: Call) -> Any:
     call = seed_of_rng(call)
     flat = in_4d(call)
-    out, lse = run_picked(flat)
+    out, lse = run_picked(with_blocks(flat))
     if flat is not call:
         out, lse = with_its_axes(call, out, lse)
     return (out, lse) if call.get("return_lse") else out

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from xeflash.api.attention.blocks import with_blocks
 from xeflash.api.attention.float8 import in_8_bits, packed_in_16_bits, query_in_16_bits, without_scales
 from xeflash.api.attention.results import attend, attend_without_gradients
 from xeflash.api.attention.rewrites import as_cache, in_parts, starts_of_both
@@ -47,6 +48,9 @@ def flash_attn_func(
     v_scale: Any = None,
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
+    mask_mod: str | None = None,
+    block_mask: Any = None,
+    block_size: int | tuple[int, int] | None = None,
     document_ids: Any = None,
     attention_chunk: int = 0,
     gather_kv_indices: Any = None,
@@ -72,6 +76,8 @@ def flash_attn_func(
         q_scale, k_scale, v_scale: factors of q, k and v in 8 bits: a number, or fp32 (B, Hk). q in float8 becomes bf16,
             and so does the result; k and v in float8 or int8 are read as they are.
         score_mod, captures: C++ that changes a score, see ``attention``.
+        mask_mod, block_mask, block_size: keys that are hidden and blocks that are left out, see ``attention``. Another
+            word for block_mask is flash-attn 4's block_sparse_tensors.
         document_ids: int32 (Sk,) or (B, Sk), the document of each key; a query sees those of its own (``attention``).
         attention_chunk: positions of a chunk: a query, at i + Sk - Sq, sees the keys of its own; 0 is off.
         gather_kv_indices: int32 (B, Sq, n), the keys that each query sees, in any order, each once; negative numbers
@@ -91,7 +97,7 @@ def flash_attn_func(
 def _(call: Call) -> Any:
     if in_8_bits(call.arguments["k"]):
         return attend_without_gradients(as_cache(call), "k and v in 8 bits")
-    return attend(without_scales(query_in_16_bits(call)))
+    return attend(with_blocks(without_scales(query_in_16_bits(call))))
 
 
 @public(BSHD, words=WORDS)

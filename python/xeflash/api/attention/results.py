@@ -15,6 +15,8 @@ from xeflash.call.ready import ready, seeded
 from xeflash.call.schema import THD
 from xeflash.call.values import is_on, shape_of
 
+_NOT_OF_CACHES = frozenset(("dropout_p", "document_ids", "gather_kv_indices", "mask_mod", "block_mask", "block_size"))
+
 
 def attend(call: Call) -> Any:
     """Runs a call that may have gradients, and returns the results that it asks for."""
@@ -51,14 +53,14 @@ def attend_without_gradients(call: Call, why: str) -> Any:
 def _cached(call: Call, why: str) -> Call:
     """Removes arguments that a call on a cache does not have; refuses them if they are set."""
     given = call.arguments
-    if "dropout_p" in given or "document_ids" in given or "gather_kv_indices" in given:
+    if not _NOT_OF_CACHES.isdisjoint(given):
         dropout_p = call.get("dropout_p")
         if isinstance(dropout_p, bool) or is_on(call.function, "dropout_p", dropout_p):
             raise call.refuse_given("dropout_p", f"must be 0 with {why}")
-        for name in ("document_ids", "gather_kv_indices"):
+        for name in ("document_ids", "gather_kv_indices", "mask_mod", "block_mask", "block_size"):
             if call.get(name) is not None:
                 raise call.refuse_given(name, f"must be None with {why}")
-        call = call.with_("dropout_p", "document_ids", "gather_kv_indices")
+        call = call.with_(*_NOT_OF_CACHES)
     if given["layout"] == THD and len(of_k := shape_of(given["function"], "k", given["k_cache"])) == 3:
         rule = "must be None unless k has pages (pages, rows, heads, head_dim)"
         raise call.refuse("block_table", rule, f"one with {call.word('k_cache')}.shape = {list(of_k)}")

@@ -20,7 +20,7 @@ from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 from xeflash import _core
 from xeflash.call.call import Call
 from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION, FORWARD_ONLY, THD, WITH_GRADIENTS
-from xeflash.call.score_mod import without_comments
+from xeflash.call.score_mod import names_read_by, without_comments
 from xeflash.torch_ops.attention.extension import given_as, gradients_of, results_of
 from xeflash.torch_ops.attention.words import laid_out, put_together, reader, take_words, with_lists
 from xeflash.torch_ops.forms import Form, backward_schema
@@ -165,6 +165,7 @@ def attend(call: Call, run: _Run) -> Results:
     q, v = given["q"], given["v"]
     captured = [x for x in (given.get("captures") or {}).values() if isinstance(x, Tensor)]
     if learned := [x for x in captured if x.requires_grad]:
+        _refuse_conditions(call)
         refuse_captures(call.function, given["score_mod"], sum(x.numel() for x in learned))
     if type(q) is Tensor and q.device.type == "xpu" and not torch.compiler.is_compiling():
         check_room(call.function, _core.arch_of(q, call.function, call.word("q")), q, v)
@@ -225,6 +226,15 @@ def check_room(function: str, arch: str, q: Tensor, v: Tensor) -> None:
         raise NotImplementedError(
             f"{function}: gradients must not be wanted with these head dims on this device, as {reason}"
         )
+
+
+def _refuse_conditions(call: Call) -> None:
+    """Refuses gradients of what a mask_mod reads."""
+    read = names_read_by(call.get("mask_mod") or "")
+    for name, x in call["captures"].items():
+        if name in read and isinstance(x, Tensor) and x.requires_grad:
+            rule = "must not require grad, as mask_mod reads it and a condition has no gradient"
+            raise call.refuse(f"captures[{name!r}]", rule, "requires_grad = True", NotImplementedError)
 
 
 def refuse_captures(function: str, score_mod: str, elements: int) -> None:

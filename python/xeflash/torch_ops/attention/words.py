@@ -110,11 +110,11 @@ def captures_of(
 def with_lists(call: Call) -> dict[str, Any]:
     """Returns a call's arguments in the form that operators take: lists for captures and for the caller's words."""
     given = call.arguments.copy()
-    text, captures = given.pop("score_mod", None), given.pop("captures", None) or {}
-    if text is not None:
+    captures = given.pop("captures", None) or {}
+    if any(given.get(name) is not None for name in ("score_mod", "mask_mod")):
         arrays = {name: x for name, x in captures.items() if isinstance(x, Tensor)}
         numbers = {name: x for name, x in captures.items() if not isinstance(x, Tensor)}
-        given |= {"score_mod": text, "capture_names": [*arrays, *numbers]}
+        given |= {"capture_names": [*arrays, *numbers]}
         given |= {"capture_arrays": list(arrays.values()), "capture_numbers": list(numbers.values())}
     known = {BHSD: OF_ATTENTION, THD: _OF_PAGES}.get(given["layout"], {})
     if words := [(name, word) for name, word in call.words.items() if name in given and known.get(name, name) != word]:

@@ -1,0 +1,279 @@
+"""Blocks that are left out: torch's BlockMask, flash-attn 4's tensors, or bools become bits, as kernels read them.
+
+A block of rows and keys has two bits: listed, and full, which says that mask_mod hides none of its keys. The bits lie
+in memory by rows, and once more by keys, for the gradients of keys and values (kernels/attention/listed.hpp).
+"""
+
+from __future__ import annotations
+
+import sys
+from numbers import Integral
+from typing import Any, NamedTuple
+
+from xeflash.api.attention.bits import are_bools, dtype_of, in_words
+from xeflash.api.attention.made_once import made_once
+from xeflash.call.call import Call
+from xeflash.call.schema import BHSD
+from xeflash.call.values import host_sees, namespace, shape_of
+
+_NAMES = frozenset({"block_mask", "block_size", "mask_mod"})
+_ALONE = ("document_ids", "attention_chunk", "gather_kv_indices")  # other masks, which do not go with these
+_LEAST, _MOST = 16, 1 << 20  # rows or keys of a block: kLeastBlock of listed.hpp, kMostBlock of problem.cpp
+_OF_TORCH = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+_OF_FLASH = ("mask_block_cnt", "mask_block_idx", "full_block_cnt", "full_block_idx")
+_OF_PACKED = ("cu_total_m_blocks", "cu_block_idx_offsets")  # fields beside them, for sequences of other lengths
+
+
+class _Axes(NamedTuple):
+    """The sizes of a call: its sequences, heads, rows and keys."""
+
+    batch: int
+    heads: int
+    rows: int
+    keys: int
+
+
+class _Lists(NamedTuple):
+    """Lists of the partial and of the full blocks of keys for each block of rows, with their names for messages."""
+
+    names: tuple[str, ...]
+    arrays: tuple[Any, ...]  # counts and indices of both, of which the second two may be None
+    size: Any = None
+    size_name: str = ""
+    hides: Any = None  # the function of Python that hides keys of partial blocks
+
+
+def with_blocks(call: Call) -> Call:
+    """Replaces block_mask and block_size by bits of blocks."""
+    if _NAMES.isdisjoint(call.arguments):
+        return call
+    call = call.without_none(*_NAMES)
+    _refuse_other_masks(call)
+    if "block_mask" not in call:
+        if "block_size" in call:
+            raise call.refuse("block_size", "must come with block_mask", f"{call['block_size']!r} without one")
+        return call
+    if (axes := _axes(call)) is None:
+        return call.with_("block_mask", "block_size")  # the call will be refused
+    lists = _lists(call, axes)
+    size = _size(call, lists)
+    unit = tuple(min(side & -side, _MOST) for side in size)
+    bits = _of_bools(call, axes, size, unit) if lists is None else _of_lists(call, lists, axes, size, unit)
+    return call.with_(
+        "block_mask", "block_size", words={"blocks": call.word("block_mask")},
+        blocks=bits, block_rows=unit[0], block_keys=unit[1],
+    )  # fmt: skip
+
+
+def _refuse_other_masks(call: Call) -> None:
+    name = "block_mask" if "block_mask" in call else "mask_mod"
+    if name not in call:
+        return
+    for other in _ALONE:
+        value = call.get(other)
+        if value is not None and not (isinstance(value, int) and value == 0):
+            raise call.refuse_given(name, f"must be None with {other}")
+
+
+def _axes(call: Call) -> _Axes | None:
+    """Returns the sizes of a dense call, or None if an array has another rank."""
+    q, k = (shape_of(call.function, call.word(name), call[name]) for name in "qk")
+    if len(q) != 4 or len(k) != 4:
+        return None
+    rows, heads = (2, 1) if call.layout == BHSD else (1, 2)
+    return _Axes(q[0], q[heads], q[rows], k[rows])
+
+
+def _size(call: Call, lists: _Lists | None) -> tuple[int, int]:
+    """Returns the rows and the keys of a block."""
+    given = call.get("block_size")
+    size = None if given is None else _two(call, "block_size", given)
+    if lists is None or lists.size is None:
+        if size is None:
+            raise call.refuse("block_size", f"must be given, as {call.word('block_mask')} has none", None)
+        return size
+    found = _two(call, lists.size_name, lists.size)
+    if given is not None and size != found:
+        raise call.refuse("block_size", f"must be None, or that of {call.word('block_mask')} {found}", given)
+    return found
+
+
+def _two(call: Call, name: str, size: Any) -> tuple[int, int]:
+    sides = tuple(size) if isinstance(size, tuple | list) else (size, size)
+    if len(sides) != 2 or any(not isinstance(x, int | Integral) or isinstance(x, bool) for x in sides):
+        raise call.refuse(name, "must be an integer, or two of them (rows, keys)", f"{size!r:.60}", TypeError)
+    rows, keys = sides
+    if min(rows, keys) < _LEAST or rows % _LEAST or keys % _LEAST:
+        raise call.refuse(name, f"must be a multiple of {_LEAST}, of rows and of keys", size, NotImplementedError)
+    return int(rows), int(keys)
+
+
+# ---- bools ---------------------------------------------------------------------------------------
+
+
+def _of_bools(call: Call, axes: _Axes, size: tuple[int, int], unit: tuple[int, int]) -> Any:
+    mask, name = call["block_mask"], call.word("block_mask")
+    shape = shape_of(call.function, name, mask)
+    if not are_bools(mask):
+        rule = "must be bool, a BlockMask of torch, or four tensors of int32: counts and indices"
+        raise call.refuse(
+            "block_mask", f"{rule} of partial and of full blocks", dtype_of(mask) or type(mask).__name__, TypeError
+        )
+    blocks = (-(-axes.rows // size[0]), -(-axes.keys // size[1]))
+    if len(shape) != 4 or shape[0] not in (1, axes.batch) or shape[1] not in (1, axes.heads) or shape[2:] != blocks:
+        of = f"{axes.rows} rows and {axes.keys} keys in blocks of {size[0]} and {size[1]}"
+        want = [_or_one(axes.batch), _or_one(axes.heads), *blocks]
+        raise call.refuse("block_mask", f"must have shape [{', '.join(map(str, want))}] ({of})", list(shape))
+    partial = "mask_mod" in call
+
+    def make() -> Any:
+        xp = namespace(call.function, name, mask)
+        listed = _split(xp, mask, axes, size, unit)
+        return _packed(xp, listed, xp.zeros_like(listed) if partial else listed)
+
+    return made_once([mask], ("bools", axes, size, partial), make)
+
+
+def _or_one(count: int) -> str:
+    return "1" if count == 1 else f"1 or {count}"
+
+
+def _split(xp: Any, bools: Any, axes: _Axes, size: tuple[int, int], unit: tuple[int, int]) -> Any:
+    """Divides blocks of `size` into blocks of `unit`, a power of two."""
+    for axis, length, side, part in zip((-2, -1), axes[2:], size, unit, strict=True):
+        if side != part:
+            where = {} if xp.__name__ == "numpy" else {"device": bools.device}
+            of = xp.arange(-(-length // part), **where) * part // side
+            bools = xp.index_select(bools, axis, of) if xp.__name__ == "torch" else xp.take(bools, of, axis=axis)
+    return bools
+
+
+def _packed(xp: Any, listed: Any, full: Any) -> Any:
+    """Returns the bits of blocks (..., QB, KB): those that are listed and full by rows, then both by keys."""
+    both = (listed, full)
+    turned = (x.mT if hasattr(x, "mT") else x.swapaxes(-1, -2) for x in both)
+    parts = [in_words(xp, x).reshape((*x.shape[:2], -1)) if x.shape[-2] else None for x in (*both, *turned)]
+    parts = [x for x in parts if x is not None]
+    if not parts:
+        return xp.zeros_like(in_words(xp, listed)).reshape((*listed.shape[:2], 0))
+    join = xp.concat if hasattr(xp, "concat") else xp.concatenate
+    return join(parts, axis=-1)
+
+
+# ---- lists ---------------------------------------------------------------------------------------
+
+
+def _lists(call: Call, axes: _Axes) -> _Lists | None:
+    """Returns the lists of a BlockMask, of flash-attn's object or of a tuple; None for another array."""
+    mask, name = call["block_mask"], call.word("block_mask")
+    if hasattr(mask, "kv_num_blocks"):
+        arrays = tuple(getattr(mask, field, None) for field in _OF_TORCH)
+        lengths, own = getattr(mask, "seq_lengths", None), getattr(mask, "mask_mod", None)
+        if lengths is not None and tuple(lengths) != axes[2:]:
+            rule = f"must be the rows and keys of this call, {tuple(axes[2:])}"
+            raise call.refuse(f"{name}.seq_lengths", rule, tuple(lengths))
+        names = tuple(f"{name}.{field}" for field in _OF_TORCH)
+        size, size_name = mask.BLOCK_SIZE, f"{name}.BLOCK_SIZE"
+        return _Lists(names, arrays, size, size_name, None if _hides_nothing(own) else own)
+    if hasattr(mask, "mask_block_cnt"):
+        for field in _OF_PACKED:
+            if (found := getattr(mask, field, None)) is not None:
+                rule = "must be None, as all sequences have the same blocks of rows"
+                raise call.refuse(f"{name}.{field}", rule, type(found).__name__, NotImplementedError)
+        arrays = tuple(getattr(mask, field, None) for field in _OF_FLASH)
+        names, size = tuple(f"{name}.{field}" for field in _OF_FLASH), getattr(mask, "block_size", None)
+        return _Lists(names, arrays, size, f"{name}.block_size")
+    if isinstance(mask, tuple | list):
+        if len(mask) not in (2, 4):
+            raise call.refuse(
+                "block_mask", "must have four tensors, or two if no block is full", f"{len(mask)} of them"
+            )
+        return _Lists(tuple(f"{name}[{i}]" for i in range(4)), (*mask, None, None)[:4])
+    return None
+
+
+def _hides_nothing(mask_mod: Any) -> bool:
+    """Returns whether a BlockMask has no condition, or the one of torch that is always true."""
+    of_torch = getattr(mask_mod, "__module__", "") == "torch.nn.attention.flex_attention"
+    return mask_mod is None or (of_torch and getattr(mask_mod, "__name__", "") == "noop_mask")
+
+
+def _of_lists(call: Call, lists: _Lists, axes: _Axes, size: tuple[int, int], unit: tuple[int, int]) -> Any:
+    torch: Any = sys.modules.get("torch")
+    blocks = (-(-axes.rows // size[0]), -(-axes.keys // size[1]))
+    for i, (name, x) in enumerate(zip(lists.names, lists.arrays, strict=True)):
+        if x is None and i > 1 and lists.arrays[5 - i] is None:
+            continue
+        if torch is None or not isinstance(x, torch.Tensor):
+            raise call.refuse(name, "must be a torch tensor of int32", type(x).__name__, TypeError)
+        if x.dtype is not torch.int32 or x.layout is not torch.strided or x.is_nested:
+            got = "a nested one" if x.is_nested else x.dtype if x.layout is torch.strided else x.layout
+            raise call.refuse(name, "must be a dense tensor of int32", got, TypeError)
+        if isinstance(call["q"], torch.Tensor) and x.device != call["q"].device:
+            raise call.refuse(name, f"must be on the device of {call.word('q')} ({call['q'].device})", x.device)
+        _check_shape(call, lists, i, axes, blocks[0])
+    partial = "mask_mod" in call
+
+    def make() -> Any:
+        of_partial, of_full = (_named(call, lists, i, blocks[1], torch) for i in (0, 2))
+        if lists.hides is not None and not partial:
+            _refuse_python(call, lists)
+        listed = of_partial if of_full is None else of_partial | of_full
+        if not partial:
+            of_full = listed
+        elif of_full is None:
+            of_full = torch.zeros_like(listed)
+        both = (_split(torch, x, axes, size, unit) for x in torch.broadcast_tensors(listed, of_full))
+        return _packed(torch, *both)
+
+    tensors = [x for x in lists.arrays if x is not None]
+    return made_once(tensors, ("lists", axes, size, partial, lists.hides is None), make)
+
+
+def _check_shape(call: Call, lists: _Lists, i: int, axes: _Axes, blocks: int) -> None:
+    name, shape = lists.names[i], tuple(lists.arrays[i].shape)
+    own = shape[:-1] if i % 2 else shape  # without the indices of a list
+    fits = 1 <= len(own) <= 3 and own[-1] == blocks
+    lead = (1, 1, *own[:-1])[-2:]
+    if not fits or lead[0] not in (1, axes.batch) or lead[1] not in (1, axes.heads):
+        want = [_or_one(axes.batch), _or_one(axes.heads), blocks, *["blocks of a list"] * (i % 2)]
+        raise call.refuse(name, f"must have shape [{', '.join(map(str, want))}] ({axes.rows} rows)", list(shape))
+
+
+def _named(call: Call, lists: _Lists, i: int, blocks: int, torch: Any) -> Any:
+    """Returns bools (1 or B, 1 or H, QB, KB): which blocks the lists at `i` name. Their rest may be anything."""
+    counts, indices = lists.arrays[i], lists.arrays[i + 1]
+    if counts is None:
+        return None
+    counts = counts.reshape((*(1,) * (3 - counts.ndim), *counts.shape))
+    indices = indices.reshape((*(1,) * (4 - indices.ndim), *indices.shape))
+    most = indices.shape[-1]
+    counted = torch.arange(most, device=counts.device) < counts[..., None]
+    inside = (indices >= 0) & (indices < blocks)
+    if _can_look(call, lists.names[i], counts, torch):
+        if counts.numel() and not 0 <= int(counts.min()) <= int(counts.max()) <= most:
+            wrong = counts[(counts < 0) | (counts > most)]
+            raise call.refuse(lists.names[i], f"must be 0 to {most}, the indices of a list", int(wrong[0]))
+        if bool((counted & ~inside).any()):
+            wrong = torch.broadcast_tensors(indices, counted)[0][counted & ~inside]
+            raise call.refuse(lists.names[i + 1], f"must be 0 to {blocks - 1}, the blocks of keys", int(wrong[0]))
+    at = torch.where(counted & inside, indices, blocks).long()
+    found = torch.zeros((*at.shape[:-1], blocks + 1), dtype=torch.bool, device=at.device)
+    return found.scatter(-1, at, torch.ones_like(at, dtype=torch.bool))[..., :blocks]
+
+
+def _can_look(call: Call, name: str, x: Any, torch: Any) -> bool:
+    """Returns whether the numbers of a tensor can be looked at without waiting for them."""
+    return host_sees(call.function, name, x) and torch._C._functorch.peek_interpreter_stack() is None
+
+
+def _refuse_python(call: Call, lists: _Lists) -> None:
+    """Refuses partial blocks whose keys a function of Python hides; waits for their counts."""
+    counts, own = lists.arrays[0], lists.hides
+    torch: Any = sys.modules["torch"]
+    seen = torch.compiler.is_compiling() or hasattr(counts, "fake_mode") or counts.is_meta
+    if seen or torch._C._functorch.peek_interpreter_stack() is not None or bool(counts.any()):
+        rule = f"must say in C++ what {call.word('block_mask')}.mask_mod says in Python, as blocks are partial"
+        raise call.refuse(
+            "mask_mod", rule, f"None beside {getattr(own, '__name__', type(own).__name__)}", NotImplementedError
+        )
