@@ -7,6 +7,7 @@ so that each place is on all devices, and each format. Other tests of kernels ar
 compiled, else by their function; tests of what calls them, which is the same for each device, by their file.
 """
 
+import re
 import zlib
 from collections.abc import Mapping
 
@@ -32,7 +33,7 @@ def number_of(function: str, parameters: Mapping[str, object]) -> int:
         return place + ("e4m3", "int8", "e5m2", "").index(case.format.partition(".")[0])
     if isinstance(case, Spec):
         words = [word for word in case.variant.split("+") if not word.startswith(("chunk", "documents"))]
-        variant = "+".join(words) or "plain"
+        variant = "+".join(kernel_of(word) for word in words) or "plain"
         known = variant in VARIANTS and not case.grad
         return DTYPES.index(case.dtype) + (VARIANTS.index(variant) if known else sum(variant.encode()))
     file = function.partition("::")[0]
@@ -41,6 +42,11 @@ def number_of(function: str, parameters: Mapping[str, object]) -> int:
     compiled = compiled_for(parameters)
     assert " at 0x" not in compiled, f"{compiled} differs from process to process"
     return zlib.crc32((f"{file} {compiled}" if compiled else function).encode())
+
+
+def kernel_of(variant: str) -> str:
+    """What a variant compiles: the same for all blocks."""
+    return re.sub(r"(blocks)=[^+]*", r"\1", variant)
 
 
 def compiled_for(parameters: Mapping[str, object]) -> str:
@@ -52,7 +58,7 @@ def shard_of(test: str, parameters: Mapping[str, object], shards: int) -> int:
     """1 ... shards. Of cases, those with one type, size and variant share one; of random calls each is alone."""
     case = parameters.get("case")
     if isinstance(case, Spec):
-        what = f"{case.place} {case.format}" if case.place else f"{case.dim_v} {case.variant}"
+        what = f"{case.place} {case.format}" if case.place else f"{case.dim_v} {kernel_of(case.variant)}"
         key = f"{case.dtype} {case.dim} {what}"
     else:
         compiled = compiled_for(parameters)  # a function has no name that all processes know

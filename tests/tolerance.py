@@ -88,7 +88,7 @@ def torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, f: Featur
     simple = f.softcap == 0 and f.alibi is None and f.sinks is None and f.dropout == 0 and f.score_mod is None
     mask, (rows, keys) = None if f.mask is None else torch.as_tensor(f.mask), (q.shape[2], k.shape[2])
     if simple and (mask is None or mask.dtype == torch.bool) and keys > 0:
-        seen = torch.from_numpy(seen_by(rows, keys, f))
+        seen = torch.from_numpy(seen_by(rows, keys, f, *q.shape[:2]))
         hidden = (seen if mask is None else seen & mask).expand(*q.shape[:3], keys)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         out = F.scaled_dot_product_attention(q, k, v, hidden, scale=f.scale)

@@ -67,8 +67,10 @@ class Placed(TorchArrays):
             how = {"cached": True, "forward": True, "distinct": True}
         elif name in ("k_cache", "v_cache", "k_scale", "v_scale"):
             how = {"cached": "cache" in name, "distinct": True, "written": self.writable}
-        elif name in ("kind", "level", "near", "dlse"):
+        elif name in ("kind", "level", "near", "reach", "dlse"):
             how = {"forward": True}
+        elif "block" in name:
+            how = {"distinct": True}
         elif name == "gather_kv_indices":  # a list names a key once
             how = {"distinct": True, "alike": tuple(axis for axis in range(x.dim() - 1) if self.draw.chance(0.1))}
         elif name == "document_ids" and self.draw.chance(0.2):  # the same for every sequence
@@ -154,9 +156,16 @@ def said(draw: Draw, word: str, keys: int) -> str:
     numbers = {
         "softcap": (3.0, 0.5, 30.0, 5, 50.0), "dropout": (0.15, 0.5, 1.0, 0.001, 1e-4, 0.99),
         "chunk": (1, 3, 16, 40, 64, 100, max(keys, 1), keys + 1, 2**30), "documents": ("", *DOCUMENTS),
-        "picks": [min(keys, n) for n in (0, 1, 5, 16, 33, keys)],
+        "picks": [min(keys, n) for n in (0, 1, 5, 16, 33, keys)], "blocks": [blocks(draw)],
     }  # fmt: skip
     return f"{word}={draw.of(*numbers[word])}" if word in numbers else word
+
+
+def blocks(draw: Draw) -> str:
+    """A size, or different ones of rows and keys, and what is listed in which form."""
+    sizes = [str(draw.of(16, 32, 48, 64, 96, 128, 256, 1024)) for _ in range(draw.of(1, 1, 2))]
+    words = [draw.of(*words) for words in (("", "11", "1h", "b1"), ("", "", "", "all", "none"), ("", "lists"))]
+    return ".".join(["x".join(sizes), *filter(None, words)])
 
 
 def broadcast(draw: Draw) -> str:
@@ -197,6 +206,7 @@ def attention(draw: Draw) -> Case:
     lead = {5: (draw.of(1, 2), draw.of(1, 2, 3)), 4: (spec.batch,)}.get(rank, ())
     spec = replace(spec, batch=math.prod(lead), heads=spec.heads if rank > 2 else (1, 1))
     gone = ["documents"] * (rank != 4) + ["picks"] * (rank != 4 or draw.kind not in ("torch", "xpu") or draw.mixed)
+    gone += ["blocks"] * has_no_blocks(draw)
     words = [word for word in spec.variant.split("+") if word.partition("=")[0] not in gone]
     spec = replace(spec, variant="+".join(words) or "plain")
     drawn, arrays, put = placed(draw, spec, lead, rank)
@@ -226,7 +236,7 @@ def attention(draw: Draw) -> Case:
         arrays.kind, lse = "torch", None if lse is None else from_array(lse, arrays.kind).reshape(out.shape[:-1])
         judged(drawn, arrays, put, out if lse is None else (out, lse))
 
-    way = way_of(draw, arguments, rank == 4 and "out" not in arguments)
+    way = way_of(draw, arguments, rank == 4 and "out" not in arguments and has_no_bools(spec))
     return Case("attention", said_otherwise(draw, spec, arguments), check, way, written)
 
 
@@ -243,7 +253,8 @@ def flash_attn(draw: Draw, function: str) -> Case:
     """A call of one of its functions on plain arrays, whose names say what they take."""
     entry = function.removeprefix("flash_attn_").removesuffix("_func").replace("_", "-").replace("func", "") or "func"
     unknown = [*["documents", "picks"] * ("varlen" in entry), *["snippet", "picks"] * ("packed" in entry)]
-    unknown += ["picks"] * (draw.kind not in ("torch", "xpu") or draw.mixed)
+    unknown += ["picks"] * (draw.kind not in ("torch", "xpu") or draw.mixed) + ["blocks"] * has_no_blocks(draw)
+    unknown += ["blocks", "mask_mod"] * (entry != "func")
     kernel = draw.kernel_without(*unknown)
     while "packed" in entry and kernel.dims[0] != kernel.dims[1]:
         kernel = draw.kernel_without(*unknown)
@@ -279,6 +290,7 @@ def flash_attn(draw: Draw, function: str) -> Case:
     least = {"max_seqlen_q": max([0, *(n for n, _ in fewest.sequences)]), "max_seqlen_k": max([0, *spec.room])}
     least["max_seqlen"] = least["max_seqlen_q"]
     plain = function in ("flash_attn_func", "flash_attn_varlen_func") and "seqused_q" not in arguments
+    plain &= has_no_bools(spec)
     return Case(function, arguments, check, way_of(draw, arguments, plain), before=before, facts={"longest": least})
 
 
@@ -369,7 +381,12 @@ def with_a_tree(draw: Draw, spec: Spec) -> Spec:
 
 def has_no_bools(spec: Spec) -> bool:
     """Whether an operator takes the call, which has words only."""
-    return spec.word("tree") in (None, "words")
+    return spec.word("tree") in (None, "words") and not spec.has("blocks", "mask_mod")
+
+
+def has_no_blocks(draw: Draw) -> bool:
+    """Whether arrays are not of a library that makes words of bools, or of several ones."""
+    return draw.kind.startswith("usm") or draw.mixed
 
 
 def one_number(draw: Draw, number: float) -> Any:
@@ -433,6 +450,7 @@ def gradients_of(draw: Draw, function: str) -> Case:
             dtype, dim, variant = draw.of(*KERNELS[: 1 if draw.width == "narrow" else None])
             kernel = {"dtype": dtype, "dim": dim, "variant": variant}
         masks = f"documents={draw.of(*DOCUMENTS)}", f"chunk={draw.of(1, 7, 40, 64, 100)}"
+        masks += f"blocks={blocks(draw)}", f"blocks={blocks(draw)}+mask_mod", "mask_mod"
         masked = kernel["variant"] == "plain" and draw.chance(0.5)
         return kernel | {"variant": draw.of(*masks)} if masked else kernel
 

@@ -32,6 +32,9 @@ KERNELS = [
     Spec("fp32", variant="chunk"),
     Spec("bf16", variant="documents"),
     Spec("fp32", variant="picks"),
+    Spec("fp32", variant="blocks"),
+    Spec("bf16", variant="mask_mod"),
+    Spec("fp32", variant="blocks+mask_mod"),
 ]
 CACHE_KERNELS = [
     Spec("bf16", place="paged"),
@@ -51,6 +54,7 @@ NARROW, NARROW_CACHE = KERNELS[:1], CACHE_KERNELS[:1]
 SWEPT = KERNELS[:3]  # in every size, fp32 with every variant; not on GPUs
 VARIANTS = ("plain", "softcap", "alibi", "mask", "bias", "bias32", "dropout", "snippet", "softcap+alibi+bias32")
 VARIANTS += ("chunk", "documents", "picks", "alibi+chunk", "softcap+documents", "softcap+picks")
+VARIANTS += ("blocks", "mask_mod", "softcap+blocks", "snippet+blocks+mask_mod", "bias+dropout+blocks")
 VARIANTS_OF_SIZES = ("plain", "plain", "mask", "softcap", "alibi", "dropout", "chunk")
 
 ROWS = (1, 1, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 63, 64, 65, 127)

@@ -1,6 +1,6 @@
 """Attention by the book, in float64: every feature of the public functions, one sequence of lines, no blocks.
 
-    S = scale Q K^T -> softcap -> ALiBi -> + bias or mask -> score_mod -> window, chunks, documents, tree
+    S = scale Q K^T -> softcap -> ALiBi -> + bias or mask -> score_mod -> window, chunks, documents, tree, blocks
     P = softmax(S, sink);   O = dropout(P) V
 
 Arrays are (batch, head, row, dim), of numpy or torch.
@@ -20,6 +20,15 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 _MANY = 1 << 20  # elements of an array for all heads, beside which those of one head take no time of their own
 
 
+class Blocks(NamedTuple):
+    """Blocks of rows and keys, (B or 1, H or 1, blocks of rows, blocks of keys)."""
+
+    listed: Any  # bool: a row sees keys of it
+    full: Any  # bool: also those that mask_mod hides
+    rows: int  # of a block
+    keys: int
+
+
 @dataclass(frozen=True)
 class Features:
     """The features of an attention, apart from the shapes of Q, K and V."""
@@ -34,6 +43,8 @@ class Features:
     chunk: int = 0  # positions that see each other; 0: all
     documents: Any = None  # ids (Sk,) or (B, Sk): a row, of the last ones, sees keys of its own id
     tree: Any = None  # (Sq, Sq): which of the last Sq keys each row sees
+    mask_mod: Any = None  # f(b, h, i, j) -> bool, of arrays that broadcast: the row sees the key
+    blocks: Blocks | None = None  # of these batches
     sinks: Any = None  # (H,): logits that join the softmax without a value
     dropout: float = 0.0
     rng: tuple[int, int] = (0, 0)  # seed, offset of dropout
@@ -52,7 +63,10 @@ class Features:
         alibi, sinks = (None if x is None else x[..., one] for x in (self.alibi, self.sinks))
         has_heads = self.mask is not None and self.mask.ndim > 2 and self.mask.shape[-3] > 1
         mask = self.mask[..., one, :, :] if has_heads else self.mask
-        return self.with_(alibi=alibi, sinks=sinks, mask=mask, head0=head, all_heads=heads)
+        blocks = self.blocks
+        if blocks and blocks.listed.shape[1] > 1:
+            blocks = blocks._replace(listed=blocks.listed[:, one], full=blocks.full[:, one])
+        return self.with_(alibi=alibi, sinks=sinks, mask=mask, blocks=blocks, head0=head, all_heads=heads)
 
 
 # ---- Philox 4x32-10 (Salmon et al., 2011) -------------------------------------------------------
@@ -122,18 +136,25 @@ def visible(rows: int, keys: int, window: tuple[int, int], top_left: bool) -> Ar
     return seen
 
 
-def seen_by(rows: int, keys: int, f: Features) -> Array:
-    """Returns which keys each row sees: (Sq, Sk), or (B, 1, Sq, Sk) with documents, as a row sees keys of its own."""
+def seen_by(rows: int, keys: int, f: Features, batch: int = 1, heads: int = 1) -> Array:
+    """Returns which keys each row sees: (Sq, Sk), or (B or 1, H or 1, Sq, Sk) where sequences or heads differ."""
     seen = visible(rows, keys, f.window, f.top_left)
     if f.chunk:
         positions, key_positions = np.arange(rows) + (0 if f.top_left else keys - rows), np.arange(keys)
         seen &= (positions // f.chunk)[:, None] == key_positions // f.chunk
     if f.tree is not None:
         seen[:, keys - rows :] &= f.tree
-    if f.documents is None:
+    if f.documents is not None:
+        ids = np.atleast_2d(to_numpy(f.documents))[:, None]
+        seen = np.asarray(seen & (ids[..., keys - rows :, None] == ids[..., None, :]))
+    if f.mask_mod is None and f.blocks is None:
         return seen
-    ids = np.atleast_2d(to_numpy(f.documents))[:, None]
-    return np.asarray(seen & (ids[..., keys - rows :, None] == ids[..., None, :]))
+    b, h, i, j = np.ogrid[:batch, :heads, :rows, :keys]
+    by_mod = True if f.mask_mod is None else f.mask_mod(b + f.batch0, h + f.head0, i, j)
+    if f.blocks is None:
+        return np.asarray(seen & by_mod)
+    block = ..., i[0, 0] // f.blocks.rows, j[0, 0] // f.blocks.keys
+    return np.asarray(seen & f.blocks.listed[block] & (f.blocks.full[block] | by_mod))
 
 
 def distance(rows: int, keys: int, top_left: bool) -> Array:
@@ -196,7 +217,7 @@ def formula(
         if f.score_mod is not None:
             b, h, i, j = np.ogrid[tuple(slice(n) for n in s.shape)]
             s = array(f.score_mod(s, *map(array, (b + f.batch0, h + f.head0, i, j))), work)
-        s = xp.where(array(seen_by(rows, keys, f)), s, -np.inf)
+        s = xp.where(array(seen_by(rows, keys, f, batch, heads)), s, -np.inf)
         size = xp.maximum(size, sizes(s))
         if f.sinks is not None or keys == 0:  # a sink is a column without a value
             sinks = array(np.full(heads, -np.inf) if f.sinks is None else f.sinks, work)[:, None, None]

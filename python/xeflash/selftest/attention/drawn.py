@@ -12,8 +12,16 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xeflash.selftest.arrays import Arrays
+from xeflash.selftest.attention.blocks import blocks_in_words, blocks_of, draw_blocks, said_blocks
 from xeflash.selftest.attention.cache import Cache, rotated
-from xeflash.selftest.attention.spec import Spec
+from xeflash.selftest.attention.snippets import (
+    draw_captures,
+    mask_mod_of,
+    score_mod_of,
+    snippets_in_core,
+    snippets_in_words,
+)
+from xeflash.selftest.attention.spec import MEMORY, Spec
 from xeflash.selftest.attention.trees import draw_trees, in_words, seen_nodes
 from xeflash.selftest.prepared import DTYPES, Prepared, generator_of, normal, result_of
 from xeflash.selftest.reference import Features, to_numpy, visible
@@ -27,20 +35,18 @@ Sequence: TypeAlias = tuple[slice, Any, Any, Any, Features]
 
 SOFTCAP, DROPOUT, CHUNK, PICKS = 3.0, 0.25, 50, 16  # numbers of variants that name none
 SEED, OFFSET = 0x1234_5678_9ABC_DEF0, 0x1_0000_0003  # attention() alone takes an offset
-PERIOD, TILT, SLANT = 7, 0.75, 0.0625
-# The score_mod of each variant that has one, and its captures: numbers, and arrays, which are None here.
-SNIPPETS: dict[str, tuple[str, dict[str, float | None]]] = {
-    "snippet": ("select(kind[(q_idx + k_idx) % period] == 0, -inf, s + tilt * level(h, (k_idx + b) % period))",
-                {"kind": None, "level": None, "period": PERIOD, "tilt": TILT}),
-    "curve": ("select((q_idx + k_idx) % period == 3, -inf, s + tilt * tanh(s * near[h]) + near[(k_idx + b) % period])",
-              {"near": None, "tilt": TILT, "period": PERIOD}),
-    "slope": ("s * near[h] - tilt * (q_idx - k_idx) + 0.125f * b", {"near": None, "tilt": SLANT}),
-    "gain": ("s * (1 + 0.5 * h)", {}),  # it reads no positions
-}  # fmt: skip
 _OF_ATTENTION = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale", "causal": "is_causal"}
 _OF_ATTENTION |= {"s_aux": "sinks", "return_attn_probs": "return_lse"}
-_MEMORY = ("gpu", "usm")  # kinds of arrays that compute nothing
-_IN_CORE = {"window_size", "captures", "return_attn_probs", "return_softmax_lse", "max_seqlen", "cu_seqlens"}
+_IN_CORE = {
+    "window_size",
+    "score_mod",
+    "mask_mod",
+    "captures",
+    "return_attn_probs",
+    "return_softmax_lse",
+    "max_seqlen",
+    "cu_seqlens",
+}
 
 
 def draw(spec: Spec, random: Random | None = None) -> Drawn:
@@ -74,11 +80,7 @@ def draw(spec: Spec, random: Random | None = None) -> Drawn:
         found |= draw_trees(spec, cache.before(spec), random)
     if spec.has("picks"):
         found["gather_kv_indices"] = Values.of(_picks(spec, random), "int32")
-    if spec.has("snippet"):
-        found["kind"] = Values.of(random.integers(0, 5, PERIOD), "int32")
-        found["level"] = Values.of(random.standard_normal((max(heads, 1), PERIOD)), "float16")
-    if spec.has("curve", "slope"):
-        found["near"] = Values.of(random.random(max(heads, PERIOD)) + spec.has("slope"), "float32")
+    found |= draw_captures(spec, random) | draw_blocks(spec, random)
     if spec.grad or spec.probs:
         shape = rows, heads, spec.dims[1]
         found["dout"] = some(*((1, 1, 1) if spec.layout_of_dout == "expanded" else shape))
@@ -178,9 +180,11 @@ class Drawn:
                 continue
             if name == "dlse" and not spec.is_packed:  # (heads, tokens)
                 x = Values(np.stack(np.split(x.bits, batch, axis=1)), x.dtype)
-            if name == "tree_mask" and (spec.word("tree") == "words" or spec.kind in _MEMORY):
+            if name == "tree_mask" and (spec.word("tree") == "words" or spec.kind in MEMORY):
                 x = Values.of(in_words(spec, x.bits), "int32")
-            found[name] = arrays.put(x, name)
+            if name not in ("listed", "full"):
+                found[name] = arrays.put(x, name)
+        found |= {name: arrays.put(x, name) for name, x in said_blocks(spec, self.values).items()}
         if not spec.is_packed:
             counts = {"k": spec.new, "v": spec.new} if self.cache else {"k": self.longest[1], "v": self.longest[1]}
             shapes = {name: (batch, counts.get(name, self.longest[0]), *x.bits.shape[1:]) for name, x in rows.items()}
@@ -194,10 +198,7 @@ class Drawn:
         """Returns the call in the words of flash-attn's functions, with arrays that were put somewhere."""
         spec, cache = self.spec, self.cache
         said = {name: x for name, x in put.items() if name not in ("dout", "dlse")}
-        for variant, (text, captures) in SNIPPETS.items():
-            if spec.has(variant):
-                captured = {name: said.pop(name) if x is None else x for name, x in captures.items()}
-                said |= {"score_mod": text, "captures": captured}
+        said |= snippets_in_words(spec, said) | blocks_in_words(spec, said)
         said |= {"causal": True} if spec.is_causal else {}
         said |= {"window_size": spec.sides} if spec.sides != (-1, -1) else {}
         said |= {"softmax_scale": spec.scale} if spec.scale is not None else {}
@@ -232,6 +233,8 @@ class Drawn:
     def call(self, put: Numbers, function: Callable[..., Any] | None = None) -> Any:
         """Calls the function that the Spec names, or another one with its keywords."""
         xeflash: Any = importlib.import_module("xeflash")
+        if "blocks" in put and not function:
+            return xeflash._core.forward(**self.in_core(put), return_lse=self.spec.lse)
         if self.spec.has("dropout") and self.spec.entry != "attention":
             xeflash.manual_seed(self.rng[0])
         return (function or getattr(xeflash, self.spec.function))(**self.arguments(put))
@@ -248,10 +251,7 @@ class Drawn:
             given["seed"], given["offset"] = self.rng
         if isinstance(given.get("cache_seqlens"), int):
             given["cache_length"] = given.pop("cache_seqlens")
-        if "score_mod" in given:
-            of: Any = importlib.import_module("xeflash.call.values")
-            given["score_mod"] = of.snippet(spec.function, given["score_mod"], said["captures"])
-        return given
+        return given | snippets_in_core(spec, said)
 
     # ---- what comes of it ----
 
@@ -280,33 +280,12 @@ class Drawn:
             spec.scale, self.window, spec.top_left, spec.number("softcap", SOFTCAP),
             alibi=slopes[own] if slopes is not None and slopes.ndim > 1 else slopes,
             mask=mask[own] if mask is not None and spec.masks and spec.broadcast[0] == "b" else mask,
-            score_mod=self._score_mod(given), chunk=int(spec.number("chunk", CHUNK)),
+            score_mod=score_mod_of(spec, given), chunk=int(spec.number("chunk", CHUNK)),
             documents=ids[b] if ids is not None and ids.ndim > 1 else ids, tree=seen_nodes(spec, b, given),
+            mask_mod=mask_mod_of(spec, given), blocks=blocks_of(spec, b, given),
             sinks=given.get("s_aux"), dropout=spec.number("dropout", DROPOUT), rng=self.rng, batch0=b,
             empty_lse=-math.inf if spec.entry == "attention" else math.inf,
         )  # fmt: skip
-
-    def _score_mod(self, given: Numbers) -> Callable[..., Any] | None:
-        """Returns the snippet as a function of numpy or torch, as its captured arrays are."""
-
-        def snippet(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-            hidden = (given["kind"] == 0)[(i + j) % PERIOD]
-            return _hide(hidden, s + TILT * given["level"][h, (j + b) % PERIOD])
-
-        def curve(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-            near = given["near"]
-            bent = s * near[h]
-            bent = bent.tanh() if hasattr(bent, "tanh") else np.tanh(bent)
-            return _hide((i + j) % PERIOD == 3, s + TILT * bent + near[(j + b) % PERIOD])
-
-        def slope(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-            return s * given["near"][h] - SLANT * (i - j) + 0.125 * b
-
-        def gain(s: Any, _: Any, h: Any, *__: Any) -> Any:
-            return s * (1 + 0.5 * h)
-
-        by_name: dict[str, Callable[..., Any]] = {"snippet": snippet, "curve": curve, "slope": slope, "gain": gain}
-        return next((mod for name, mod in by_name.items() if self.spec.has(name)), None)
 
     def by_sequence(self, given: Numbers, cache: Cache | None = None) -> Iterator[Sequence]:
         """Yields for each sequence its rows among all, q, k and v (1, H, S, D), and its features.
@@ -392,8 +371,3 @@ def prepare(spec: Spec, arrays: Arrays, rule: Judge = judge) -> Prepared:
     drawn = draw(spec)
     put = drawn.put(arrays)
     return Prepared(lambda: drawn.call(put), lambda result: drawn.check(arrays, put, result, rule), *drawn.work())
-
-
-def _hide(hidden: Any, s: Any) -> Any:
-    """Returns scores of numpy or torch with -inf where they are hidden."""
-    return s.masked_fill(hidden, -math.inf) if hasattr(s, "masked_fill") else np.where(hidden, -np.inf, s)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 
 from xeflash.selftest.prepared import DTYPES
 
+MEMORY = ("gpu", "usm")  # kinds of arrays that compute nothing
 _SAY_ALL = ("entry", "window", "variant", "broadcast", "place", "format", "layout", "kind")  # without the field's name
 
 
@@ -32,9 +33,10 @@ class Spec:
     # -tl: the diagonal begins at the top left
     window: str = "full"
     # With + between: softcap, alibi, mask, bias (of the type of q), bias32, dropout, chunk, documents, a score_mod
-    # (snippet, curve, slope or gain), of attention() and flash_attn_func picks of keys, and on a cache a tree. Behind
-    # softcap, dropout, chunk and picks may stand = and a number, behind documents = and what is drawn for them, behind
-    # tree = shared (by all sequences), any (a mask that is no tree) or words
+    # (snippet, curve, slope or gain), of attention() and flash_attn_func picks of keys, mask_mod and blocks, and on a
+    # cache a tree. Behind softcap, dropout, chunk and picks may stand = and a number, behind documents = and what is
+    # drawn for them, behind tree = shared (by all sequences), any (a mask that is no tree) or words, behind blocks =
+    # and the rows and keys of one, as in 64 or 32x64, and words of blocks.py, as in 64.lists.1h
     variant: str = "plain"
     broadcast: str = "bhqk"  # the axes of a mask
     hidden: str = "-inf"  # the value by which a bias hides keys: a number, or the lowest of its type
@@ -226,6 +228,10 @@ def is_possible(spec: Spec) -> bool:
     if "qkvpacked" in spec.entry and (spec.rows != spec.keys or heads != heads_k):
         return False
     if spec.has("tree") and not _is_possible_with_a_tree(spec):
+        return False
+    if spec.has("mask_mod", "blocks") and (
+        spec.entry not in ("attention", "func") or spec.has("documents", "chunk", "picks")
+    ):
         return False
     return not spec.place or _is_possible_on_a_cache(spec)
 
