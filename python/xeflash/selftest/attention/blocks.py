@@ -108,7 +108,7 @@ def bits_of(listed: Array, full: Array, sizes: tuple[int, int], block: tuple[int
     sides = [_split(_split(x, -2, sizes[0], block[0]), -1, sizes[1], block[1]) for x in (listed, full)]
     sides += [x.swapaxes(-1, -2) for x in sides]
     padded = [np.pad(x, (*[(0, 0)] * 3, (0, -x.shape[-1] % 32))) for x in sides]
-    words = [np.packbits(x, axis=-1, bitorder="little").view(np.int32) for x in padded]
+    words = [np.packbits(np.ascontiguousarray(x), axis=-1, bitorder="little").view(np.int32) for x in padded]
     return np.concatenate([x.reshape(*x.shape[:2], x.shape[2] * x.shape[3]) for x in words], -1)
 
 
