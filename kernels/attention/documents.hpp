@@ -2,6 +2,7 @@
 // document. Each position has the id of its document; ids need not be sorted. The queries are the
 // last positions: query q is at q + shift. The least and the greatest id of each span of positions
 // are known (document_spans.hpp): a block whose ids cannot match those of the rows is skipped.
+// Word: bits_of  returns one bit per lane of a comparison
 #pragma once
 
 #include <bit>

@@ -28,9 +28,7 @@
 //   mma_ABt, mma_AB            S = A K^T; O += P V
 //   columns_seen               says which columns of a block some rows need
 //   each                       calls f(value, row, column); row or column is a vector
-//   Numbers<N>                 one int per row or per column, which `each` passes in their place,
-//   or
-//                              before them
+//   Numbers<N>                 one int per row or per column, which `each` passes in their place
 //   map                        calls f of the values of each row
 //   log_probs, any_above       X = scale S - m, log2 P; says whether any element is above a limit
 //   any_beyond                 says whether any value per row has a magnitude above a limit
@@ -71,7 +69,7 @@
 //   bf16                       an element of 16 bits
 //   Floats, Ints, Bools        vectors of fp32, of int32, of the results of a comparison
 //   lane_index, kLanes         the vector 0, 1, ...; its number of lanes
-//   lowest_of, bits_of         the least of a vector of integers; a bit per lane of a comparison
+//   lowest_of                  the least of a vector of integers
 //   select, max, at_most       a where a mask holds, else b; the larger; the smaller integer
 //   rounded<T>                 the value that remains when a value is stored as T
 //   magnitude, divide, tanh    |x|; a / b; tanh(x)

@@ -34,7 +34,7 @@ MEMBERS = {
         "is_full": "bool is_full(int, int) const { return false; }",
     },
     "SomeMask": {
-        "SomeMask": "SomeMask(const xeflash::FwdParams&, const xeflash::Sequence&) {}",
+        "SomeMask": "SomeMask(const xeflash::FwdParams&, const xeflash::Sequence&, int) {}",
         "Blocks": "using Blocks = SomeBlocks;",
         "Keys": "using Keys = SomeKeys;",
         "hide": "template <class S, class I, class J> S hide(S s, I, J) const { return s; }",
@@ -97,7 +97,7 @@ def test_what_a_mask_lacks_is_named(struct, member):
     reason = (
         rf"no (member|type) named '{member}' in 'mask\d+::{struct}'"
         if member != struct
-        else r"'M\(p, seq\)' would be invalid"
+        else r"'M\(p, seq, 0\)' would be invalid"
     )
     for kernel, error in errors.items():
         assert re.search(reason, error), kernel
