@@ -13,11 +13,17 @@ from typing import Any, NamedTuple
 from xeflash.api.attention.bits import are_bools, dtype_of, in_words
 from xeflash.api.attention.made_once import made_once
 from xeflash.call.call import Call
-from xeflash.call.schema import BHSD
+from xeflash.call.schema import BHSD, THD
 from xeflash.call.values import host_sees, namespace, shape_of
 
 _NAMES = frozenset({"block_mask", "block_size", "mask_mod"})
-_ALONE = ("document_ids", "attention_chunk", "gather_kv_indices")  # other masks, which do not go with these
+_ALONE = (
+    "document_ids",
+    "attention_chunk",
+    "gather_kv_indices",
+    "tree_mask",
+    "unified_max",
+)  # other masks, which do not go with these
 _LEAST, _MOST = 16, 1 << 20  # rows or keys of a block: kLeastBlock of listed.hpp, kMostBlock of problem.cpp
 _OF_TORCH = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _OF_FLASH = ("mask_block_cnt", "mask_block_idx", "full_block_cnt", "full_block_idx")
@@ -25,12 +31,14 @@ _OF_PACKED = ("cu_total_m_blocks", "cu_block_idx_offsets")  # fields beside them
 
 
 class _Axes(NamedTuple):
-    """The sizes of a call: its sequences, heads, rows and keys."""
+    """The sizes of a call: its sequences, heads, rows and keys; and how many of these there are, if that is fewer."""
 
     batch: int
     heads: int
     rows: int
     keys: int
+    rows_there: int
+    keys_there: int
 
 
 class _Lists(NamedTuple):
@@ -44,7 +52,10 @@ class _Lists(NamedTuple):
 
 
 def with_blocks(call: Call) -> Call:
-    """Replaces block_mask and block_size by bits of blocks."""
+    """Replaces block_mask and block_size by bits of blocks.
+
+    Blocks of packed sequences are those of each sequence, and blocks of a cache are those of its room.
+    """
     if _NAMES.isdisjoint(call.arguments):
         return call
     call = call.without_none(*_NAMES)
@@ -57,7 +68,7 @@ def with_blocks(call: Call) -> Call:
         return call.with_("block_mask", "block_size")  # the call will be refused
     lists = _lists(call, axes)
     size = _size(call, lists)
-    unit = tuple(min(side & -side, _MOST) for side in size)
+    unit = min(size[0] & -size[0], _MOST), min(size[1] & -size[1], _MOST)
     bits = _of_bools(call, axes, size, unit) if lists is None else _of_lists(call, lists, axes, size, unit)
     return call.with_(
         "block_mask", "block_size", words={"blocks": call.word("block_mask")},
@@ -71,17 +82,31 @@ def _refuse_other_masks(call: Call) -> None:
         return
     for other in _ALONE:
         value = call.get(other)
-        if value is not None and not (isinstance(value, int) and value == 0):
+        if value is not None and not (isinstance(value, int) and value == 0 and other == "attention_chunk"):
             raise call.refuse_given(name, f"must be None with {other}")
 
 
 def _axes(call: Call) -> _Axes | None:
-    """Returns the sizes of a dense call, or None if an array has another rank."""
-    q, k = (shape_of(call.function, call.word(name), call[name]) for name in "qk")
-    if len(q) != 4 or len(k) != 4:
+    """Returns the sizes of a call, or None if it will be refused: an array has another rank."""
+    given = call.arguments
+    of_k = "k_cache" if "k_cache" in given else "k"
+    packs, cached = call.layout == THD, of_k == "k_cache"
+    q, k = (shape_of(call.function, call.word(name), given[name]) for name in ("q", of_k))
+    if len(q) != (3 if packs else 4) or len(k) != (3 if packs and not cached else 4):
         return None
-    rows, heads = (2, 1) if call.layout == BHSD else (1, 2)
-    return _Axes(q[0], q[heads], q[rows], k[rows])
+    if packs:
+        starts = shape_of(call.function, call.word("cu_seqlens_q"), given["cu_seqlens_q"])
+        rows, keys = given["max_seqlen_q"], given["max_seqlen_k"]
+        if len(starts) != 1 or not hasattr(rows, "__index__") or not hasattr(keys, "__index__"):
+            return None
+        return _Axes(starts[0] - 1, q[1], rows, keys, min(rows, q[0]), keys if cached else min(keys, k[0]))
+    row, head = (2, 1) if call.layout == BHSD else (1, 2)
+    keys = k[row]
+    for name in ("block_table", "beam_index"):
+        if (table := given.get(name)) is not None:
+            columns = (*shape_of(call.function, call.word(name), table), 0, 0)[1]
+            keys = keys * columns if name == "block_table" else min(keys, columns)
+    return _Axes(q[0], q[head], q[row], keys, q[row], keys)
 
 
 def _size(call: Call, lists: _Lists | None) -> tuple[int, int]:
@@ -139,9 +164,9 @@ def _or_one(count: int) -> str:
 
 
 def _split(xp: Any, bools: Any, axes: _Axes, size: tuple[int, int], unit: tuple[int, int]) -> Any:
-    """Divides blocks of `size` into blocks of `unit`, a power of two."""
-    for axis, length, side, part in zip((-2, -1), axes[2:], size, unit, strict=True):
-        if side != part:
+    """Divides blocks of `size` into blocks of `unit`, a power of two, as many as there are."""
+    for axis, length, side, part in zip((-2, -1), axes[4:], size, unit, strict=True):
+        if side != part or axes[2:4] != axes[4:]:
             where = {} if xp.__name__ == "numpy" else {"device": bools.device}
             of = xp.arange(-(-length // part), **where) * part // side
             bools = xp.index_select(bools, axis, of) if xp.__name__ == "torch" else xp.take(bools, of, axis=axis)
@@ -169,8 +194,8 @@ def _lists(call: Call, axes: _Axes) -> _Lists | None:
     if hasattr(mask, "kv_num_blocks"):
         arrays = tuple(getattr(mask, field, None) for field in _OF_TORCH)
         lengths, own = getattr(mask, "seq_lengths", None), getattr(mask, "mask_mod", None)
-        if lengths is not None and tuple(lengths) != axes[2:]:
-            rule = f"must be the rows and keys of this call, {tuple(axes[2:])}"
+        if lengths is not None and tuple(lengths) != axes[2:4]:
+            rule = f"must be the rows and keys of this call, {tuple(axes[2:4])}"
             raise call.refuse(f"{name}.seq_lengths", rule, tuple(lengths))
         names = tuple(f"{name}.{field}" for field in _OF_TORCH)
         size, size_name = mask.BLOCK_SIZE, f"{name}.BLOCK_SIZE"

@@ -188,6 +188,9 @@ def flash_attn_varlen_func(
     v_scale: Any = None,
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
+    mask_mod: str | None = None,
+    block_mask: Any = None,
+    block_size: int | tuple[int, int] | None = None,
     attention_chunk: int = 0,
     tree_mask: Any = None,
     out: Any = None,
@@ -206,6 +209,8 @@ def flash_attn_varlen_func(
         k_scale, v_scale: factors of quantised pools, as in flash_attn_with_kvcache. Without pages, k and v in float8
             become bf16 first, times a number or fp32 (B, Hk).
         score_mod, captures: see ``attention``; positions are those in a sequence, b is its number.
+        mask_mod, block_mask, block_size: see ``attention``; blocks are those of each sequence, of max_seqlen_q rows and
+            max_seqlen_k keys. They do not go with seqused_q and tree_mask.
         tree_mask: as in flash_attn_with_kvcache, on pages, with T at least max_seqlen_q; a sequence of fewer queries
             has the first rows and columns of its mask.
 
@@ -225,7 +230,7 @@ def flash_attn_varlen_func(
 @flash_attn_varlen_func.body
 def _(call: Call) -> Any:
     if call.arguments.get("block_table") is None:
-        return attend(used_queries(packed_in_16_bits(call)))
+        return attend(with_blocks(used_queries(packed_in_16_bits(call))))
     paged = as_cache(call)
     if "seqused_q" in call.arguments:
         paged = used_queries(query_in_16_bits(paged))  # scales first, as sequences are other ones then

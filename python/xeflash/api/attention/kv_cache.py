@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
+from xeflash.api.attention.blocks import with_blocks
 from xeflash.api.attention.float8 import query_in_16_bits
 from xeflash.api.attention.packed_queries import on_pages
 from xeflash.api.attention.trees import tree_in_words
@@ -46,6 +47,9 @@ def flash_attn_with_kvcache(
     v_scale: Any = None,
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
+    mask_mod: str | None = None,
+    block_mask: Any = None,
+    block_size: int | tuple[int, int] | None = None,
     attention_chunk: int = 0,
     cu_seqlens_q: Any = None,
     max_seqlen_q: int = 0,
@@ -69,6 +73,8 @@ def flash_attn_with_kvcache(
         block_table: int32 (B, pages of a sequence): the pages of each sequence in order, of a multiple of 16 keys.
         softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, score_mod, captures, q_scale,
             attention_chunk, out: as in flash_attn_func.
+        mask_mod, block_mask, block_size: see ``attention``; blocks of keys are those of all the room of a sequence, S
+            or its pages. They do not go with tree_mask and unified_max.
         rotary_interleaved: pairs are neighbours (GPT-J), else the two halves (GPT-NeoX).
         num_splits: of the keys, each for other work-groups, whose results are merged; up to 128; 0 chooses.
         return_softmax_lse: also return the LSE, fp32 (B, H, Sq).
@@ -120,7 +126,7 @@ def _(call: Call) -> Any:
 
 def attend_cache(call: Call) -> tuple[Any, Any]:
     """Computes (out, LSE or None) of q on a cache; q may be in 8 bits, and scales may have any form."""
-    call = query_in_16_bits(call)
+    call = with_blocks(query_in_16_bits(call))
     if "tree_mask" in call.arguments:
         call = tree_in_words(call)
     if "k_scale" in call.arguments or "v_scale" in call.arguments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -37,7 +38,7 @@ def made_once(tensors: Sequence[Any], key: Hashable, make: Callable[[], Any]) ->
         except RuntimeError:  # those of inference mode have none
             return make()
         key = (key, _stream(torch, first))
-        if (found := _find(torch, first).get(key)) and found.is_of(versions, others):
+        if (found := _find(first).get(key)) and found.is_of(versions, others):
             return found.result
         result = make()
         references = tuple(torch.utils.weak.TensorWeakRef(x) for x in others)
@@ -50,13 +51,11 @@ def made_once(tensors: Sequence[Any], key: Hashable, make: Callable[[], Any]) ->
     return result
 
 
-def _find(torch: Any, first: Any) -> dict[Hashable, _Made]:
+def _find(first: Any) -> dict[Hashable, _Made]:
     global _kept
     with _lock:
         if _kept is None:
-            import torch.utils.weak
-
-            _kept = torch.utils.weak.WeakTensorKeyDictionary()
+            _kept = importlib.import_module("torch.utils.weak").WeakTensorKeyDictionary()
         found: dict[Hashable, _Made] = _kept.get(first, {})
         return found.copy()
 

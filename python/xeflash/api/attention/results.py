@@ -15,7 +15,7 @@ from xeflash.call.ready import ready, seeded
 from xeflash.call.schema import THD
 from xeflash.call.values import is_on, shape_of
 
-_NOT_OF_CACHES = frozenset(("dropout_p", "document_ids", "gather_kv_indices", "mask_mod", "block_mask", "block_size"))
+_NOT_OF_CACHES = frozenset(("dropout_p", "document_ids", "gather_kv_indices"))
 
 
 def attend(call: Call) -> Any:
@@ -57,7 +57,7 @@ def _cached(call: Call, why: str) -> Call:
         dropout_p = call.get("dropout_p")
         if isinstance(dropout_p, bool) or is_on(call.function, "dropout_p", dropout_p):
             raise call.refuse_given("dropout_p", f"must be 0 with {why}")
-        for name in ("document_ids", "gather_kv_indices", "mask_mod", "block_mask", "block_size"):
+        for name in ("document_ids", "gather_kv_indices"):
             if call.get(name) is not None:
                 raise call.refuse_given(name, f"must be None with {why}")
         call = call.with_(*_NOT_OF_CACHES)

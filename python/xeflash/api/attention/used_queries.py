@@ -13,6 +13,7 @@ from xeflash.call.values import host_sees, namespace, shape_of
 
 _NAME = "seqused_q"
 _OF_SEQUENCES_OR_ALL = ("alibi_slopes", "k_scale", "v_scale")
+_MASKS = ("tree_mask", "mask_mod", "block_mask")
 _NUMBER_SEQUENCES = "dropout_p score_mod captures"  # by the sequence of a score, which is then another
 
 
@@ -22,8 +23,8 @@ def used_queries(call: Call) -> Call:
         return call
     if (used := call[_NAME]) is None:
         return call.with_(_NAME)
-    for name in (*_NUMBER_SEQUENCES.split(), "tree_mask"):
-        if call.get(name) is not None and (name == "tree_mask" or call[name]):
+    for name in (*_NUMBER_SEQUENCES.split(), *_MASKS):
+        if call.get(name) is not None and (name in _MASKS or call[name]):
             raise call.refuse_given(name, f"must not come with {_NAME}")
     starts = call["cu_seqlens_q"]
     shape, starts_shape = shape_of(call.function, _NAME, used), shape_of(call.function, "cu_seqlens_q", starts)
