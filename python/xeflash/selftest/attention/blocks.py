@@ -34,11 +34,11 @@ def block_of(spec: Spec) -> tuple[int, int]:
     return int(rows), int(keys or rows)
 
 
-def draw_blocks(spec: Spec, random: Random) -> dict[str, Values]:
-    """Draws which blocks are listed, and which of these are full: without a mask_mod, all."""
+def draw_blocks(spec: Spec, longest: tuple[int, int], random: Random) -> dict[str, Values]:
+    """Draws which blocks of the longest sequence are listed, and which of these are full: without a mask_mod, all."""
     if not spec.has("blocks"):
         return {}
-    words, (rows, keys), block = _words(spec), spec.sizes, block_of(spec)
+    words, (rows, keys), block = _words(spec), longest, block_of(spec)
     axes = next((word for word in words if word in ("11", "b1", "1h")), "bh")
     shape = [len(spec.sequences) if axes[0] == "b" else 1, spec.heads[0] if axes[1] == "h" else 1]
     shape += [-(-n // size) for n, size in zip((rows, keys), block, strict=True)]
@@ -67,13 +67,13 @@ def blocks_of(spec: Spec, b: int, given: Mapping[str, Any]) -> Blocks | None:
     return Blocks(listed[own], full[own], *block_of(spec))
 
 
-def said_blocks(spec: Spec, values: Mapping[str, Values]) -> dict[str, Values]:
+def said_blocks(spec: Spec, longest: tuple[int, int], values: Mapping[str, Values]) -> dict[str, Values]:
     """Returns the arrays by which a call says what is listed."""
     if not spec.has("blocks"):
         return {}
     listed, full, words = values["listed"].bits, values["full"].bits, _words(spec)
     if "words" in words or spec.kind in MEMORY:
-        return {"blocks": Values.of(bits_of(listed, full, spec.sizes, block_of(spec)), "int32")}
+        return {"blocks": Values.of(bits_of(listed, full, longest, block_of(spec)), "int32")}
     if "lists" not in words:
         return {"block_mask": Values.of(listed, "bool")}
     lists = (*_lists(listed & ~full), *_lists(full))

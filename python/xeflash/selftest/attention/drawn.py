@@ -80,18 +80,16 @@ def draw(spec: Spec, random: Random | None = None) -> Drawn:
         found |= draw_trees(spec, cache.before(spec), random)
     if spec.has("picks"):
         found["gather_kv_indices"] = Values.of(_picks(spec, random), "int32")
-    found |= draw_captures(spec, random) | draw_blocks(spec, random)
+    longest = max([spec.sizes[0], *(n for n, _ in spec.sequences)]), max([spec.sizes[1], *spec.room])
+    longest = (longest[0], cache.capacity if spec.entry == "kvcache" and cache else longest[1])
+    found |= draw_captures(spec, random) | draw_blocks(spec, longest, random)
     if spec.grad or spec.probs:
         shape = rows, heads, spec.dims[1]
         found["dout"] = some(*((1, 1, 1) if spec.layout_of_dout == "expanded" else shape))
         found["dout"] = Values(np.broadcast_to(found["dout"].bits, shape), dtype)
     if spec.dlse:
         found["dlse"] = normal(random, "float32", heads, rows)
-    longest = max([spec.sizes[0], *(n for n, _ in spec.sequences)]), max([spec.sizes[1], *spec.room])
-    rng = SEED, OFFSET if spec.entry == "attention" else 0
-    return Drawn(
-        spec, found, cache, (longest[0], cache.capacity if spec.entry == "kvcache" and cache else longest[1]), rng
-    )
+    return Drawn(spec, found, cache, longest, (SEED, OFFSET if spec.entry == "attention" else 0))
 
 
 def _cache_arrays(spec: Spec, cache: Cache, random: Random) -> dict[str, Values]:
@@ -184,7 +182,7 @@ class Drawn:
                 x = Values.of(in_words(spec, x.bits), "int32")
             if name not in ("listed", "full"):
                 found[name] = arrays.put(x, name)
-        found |= {name: arrays.put(x, name) for name, x in said_blocks(spec, self.values).items()}
+        found |= {name: arrays.put(x, name) for name, x in said_blocks(spec, self.longest, self.values).items()}
         if not spec.is_packed:
             counts = {"k": spec.new, "v": spec.new} if self.cache else {"k": self.longest[1], "v": self.longest[1]}
             shapes = {name: (batch, counts.get(name, self.longest[0]), *x.bits.shape[1:]) for name, x in rows.items()}

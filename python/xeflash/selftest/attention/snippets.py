@@ -39,7 +39,7 @@ def draw_captures(spec: Spec, random: np.random.Generator) -> dict[str, Values]:
     if spec.has("curve", "slope"):
         found["near"] = Values.of(random.random(max(heads, PERIOD)) + spec.has("slope"), "float32")
     if spec.has("mask_mod"):
-        keys = max(1, spec.sizes[1])
+        keys = max([1, *(n for _, n in spec.sequences)])
         found["reach"] = Values.of(random.integers(-keys // 4, keys, max(heads, 1)), "int32")
     return found
 

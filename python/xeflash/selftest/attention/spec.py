@@ -33,7 +33,7 @@ class Spec:
     # -tl: the diagonal begins at the top left
     window: str = "full"
     # With + between: softcap, alibi, mask, bias (of the type of q), bias32, dropout, chunk, documents, a score_mod
-    # (snippet, curve, slope or gain), of attention() and flash_attn_func picks of keys, mask_mod and blocks, and on a
+    # (snippet, curve, slope or gain), mask_mod, blocks, of attention() and flash_attn_func picks of keys, and on a
     # cache a tree. Behind softcap, dropout, chunk and picks may stand = and a number, behind documents = and what is
     # drawn for them, behind tree = shared (by all sequences), any (a mask that is no tree) or words, behind blocks =
     # and the rows and keys of one, as in 64 or 32x64, and words of blocks.py, as in 64.lists.1h
@@ -229,10 +229,10 @@ def is_possible(spec: Spec) -> bool:
         return False
     if spec.has("tree") and not _is_possible_with_a_tree(spec):
         return False
-    if spec.has("mask_mod", "blocks") and (
-        spec.entry not in ("attention", "func") or spec.has("documents", "chunk", "picks")
-    ):
-        return False
+    if spec.has("mask_mod", "blocks"):
+        without = spec.has("documents", "chunk", "picks", "tree") or spec.unified is not None
+        if without or "packed" in spec.entry:
+            return False
     return not spec.place or _is_possible_on_a_cache(spec)
 
 
