@@ -22,7 +22,7 @@ from xeflash.tune.desc import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parent.parent
 DEVICES = ("bmg", "pvc", "dg2")
-MASKS = ("documents", "chunks", "picks", "tree")  # which kernels that have them include
+MASKS = ("documents", "chunks", "picks", "tree", "listed")  # which kernels that have them include
 # What nearly every call goes through.
 OF_ALL = ("host", "jit", "python", "attention/test_cover.py", "attention/test_dealing.py")
 THROUGH_ALL = ("python/host/", "python/xeflash/call/", "python/xeflash/tune/", "python/xeflash/jit/")
@@ -40,7 +40,9 @@ def headers_of_kernel(name: str) -> frozenset[str]:
     """Those that the source of a listed kernel includes."""
     device, algorithm, *features = name.split("-")
     first = [*ALGORITHMS[algorithm].headers, *(f"attention/{mask}" for mask in MASKS if mask in features)]
-    first += ["attention/score_mod"] if any(feature.startswith("score_mod.") for feature in features) else []
+    first += (
+        ["attention/score_mod"] if any(feature.startswith(("score_mod.", "mask_mod.")) for feature in features) else []
+    )
     return closure(tuple(first), device == "cpu")
 
 

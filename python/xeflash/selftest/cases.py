@@ -48,7 +48,7 @@ def all_cases() -> dict[str, Case]:
     attention_specs = (_plain(), _features(), _head_dims(), _decode(), _caches(), _gradients())
     cases: list[Case] = [Attention(spec) for group in attention_specs for spec in group]
     cases += [case for group in (_merge(), _linear(), _softmax(), _heads()) for case in group]
-    cases += map(Attention, _trees())
+    cases += map(Attention, (*_trees(), *_blocks()))
     return {case.name: case for case in cases}
 
 
@@ -167,6 +167,19 @@ def _trees() -> Iterator[Spec]:
     """Yields trees of guesses on a cache."""
     yield _cache(place="paged16", rows=33, keys=(129, 40, 300), variant="tree=words", sinks=True)
     yield _cache("fp32", rows=8, new=8, keys=(129, 40, 300), variant="tree=words", rotary="pairs")
+
+
+def _blocks() -> Iterator[Spec]:
+    """Yields blocks that are left out, and conditions of a row and a key, whose blocks are found before."""
+    for dtype in ("fp32", "bf16"):
+        yield Spec(dtype, rows=200, keys=300, heads=(4, 2), variant="blocks=64.words")
+        yield Spec(dtype, rows=200, keys=300, window="causal", variant="blocks=16x32.words+mask_mod", sinks=True)
+        yield Spec(dtype, rows=200, keys=300, heads=(4, 2), variant="mask_mod")
+    yield Spec(rows=1, keys=1000, heads=(8, 2), variant="blocks=64.words")
+    yield Spec(entry="varlen", window="causal", variant="mask_mod")
+    yield _cache(place="paged16", variant="blocks=32.words")
+    yield _gradient("fp32", variant="blocks=64.words")
+    yield _gradient("bf16", variant="blocks=32.words+mask_mod")
 
 
 def _merge() -> Iterator[Case]:
