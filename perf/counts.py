@@ -6,6 +6,7 @@
     python perf/counts.py decode --device dg2 --keys 4k
     python perf/counts.py decode --device bmg --batch 8 --heads 10/2 --keys 8k --head-dim 128
     python perf/counts.py verify --device bmg,pvc,dg2 --tree 8,32 --page 16
+    python perf/counts.py blocks --device bmg,pvc,dg2 --block-mask topk:0.5,0.1
     python perf/counts.py linear --device dg2 --rows 1,64
     python perf/counts.py spills --device bmg --count 500 --seed 7
     python perf/counts.py speed --device pvc                                    # of the simulator itself
@@ -19,11 +20,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from counting import backward, compilers, decode, dims, forward, linear, speed, spills, verify
+from counting import backward, blocks, compilers, decode, dims, forward, linear, speed, spills, verify
 from counting.tables import PRINTERS
 
 FAMILIES = {"forward": forward, "backward": backward, "decode": decode, "linear": linear, "spills": spills}
-FAMILIES |= {"verify": verify, "dims": dims, "speed": speed, "compilers": compilers}
+FAMILIES |= {"verify": verify, "blocks": blocks, "dims": dims, "speed": speed, "compilers": compilers}
 
 
 def main() -> int:

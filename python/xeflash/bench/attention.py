@@ -24,6 +24,8 @@ METHOD = [
     "as 5 products of matrices, 2.5 times those of a forward pass",
     "train: a forward pass and these gradients; counted as 7 products; eager: softmax(Q K^T) V with all scores in "
     "memory, which is not timed",
+    "blocks: each row of blocks lists the same number of key blocks, drawn at random, the same ones for all heads; "
+    "GFLOP/s count listed blocks only",
     "verify: flash_attn_with_kvcache with a random tree as its mask, in words; parents are drawn of the nodes before; "
     "GFLOP/s count all keys for every node",
     checking.METHOD,
@@ -76,6 +78,8 @@ LAYOUT = comparison(
         "D": lambda r: str(r.head_dim),
         "S": _unless_cached(lambda r: str(r.seq_q) if r.seq_q == r.seq_k else f"{r.seq_q} x {r.seq_k}"),
         "causal": _unless_cached(lambda r: "yes" if r.causal else "no"),
+        "block": lambda r: NONE if r.share is None else str(r.block_size),
+        "density": lambda r: NONE if r.share is None else number(r.listed),
         "nodes": lambda r: str(r.seq_q) if r.phase == "verify" else NONE,
         "KV": _if_cached(lambda r: str(r.seq_k)),
     },
@@ -94,6 +98,7 @@ LAYOUT = comparison(
         TILES_FROM: lambda r: r.tiles_from or NONE,
     },
     {
+        "density": "the share of key blocks that each row of blocks lists",
         "threads": "of the launch that scores",
         "of device": "of the threads that it holds (a CPU: 4 work-items a core)",
         "splits": "of the keys",
@@ -109,6 +114,8 @@ def _problem(case: Case, options: Options) -> Problem:
     inputs = forms.make_inputs(case, options.device, options.seed)
     ours = forms.timed_form(case, inputs, forms.our_form(case, inputs))
     torchs = {name: forms.timed_form(case, inputs, form) for name, form in forms.torch_forms(case, inputs).items()}
+    if case.share is not None:
+        torchs[forms.FLEX] = forms.flex_form(case, inputs)
     plain, shared = next(iter(torchs.values())), shares.shares_here(case, options.device)
     kernels = shared.kernels
     if case.phase == "train":
@@ -118,6 +125,7 @@ def _problem(case: Case, options: Options) -> Problem:
         check=lambda: checking.check(case, inputs, ours, plain),
         flops=case.flops,
         bytes_read=case.kv_bytes,
+        optional={forms.FLEX: "torch's flex_attention"},
         memory=case.phase == "train",
         eager=_eager(case, inputs, options),
         fields={"tiles_from": shares.levels_of(kernels), **({} if case.gradients else shares.fields_of(shared))},
@@ -147,6 +155,7 @@ BENCHMARK = Benchmark(
             "query heads": lambda row: str(row.heads),
             "KV heads": lambda row: str(row.kv_heads),
             "head dim": lambda row: str(row.head_dim),
+            "density": lambda row: "" if row.share is None else number(row.listed),
             "keys": lambda row: str(row.seq_k) if row.seq_k % 1024 else f"{row.seq_k // 1024}k",
         },
         reads=lambda row: "K and V" if row.phase in ON_CACHE else "",

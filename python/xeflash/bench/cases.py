@@ -16,6 +16,7 @@ ON_CACHE = ("decode", "verify")  # few queries of each sequence, many keys
 # Of Q K^T's size; the backward pass makes S again.
 _PRODUCTS = {"prefill": 2, "decode": 2, "verify": 2, "backward": 5, "train": 7}
 DTYPES = ("fp32", "bf16", "fp16")
+LEAST_BLOCK = 16  # kLeastBlock of kernels/attention/listed.hpp
 _ALGORITHMS = {"prefill": "flash_fwd", "decode": "flash_decode", "verify": "flash_fwd"}
 _ALGORITHMS |= dict.fromkeys(("backward", "train"), "flash_bwd_dkv")
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -26,7 +27,8 @@ class Case:
     """One attention problem; decode has a single query row and no mask.
 
     verify is a tree of guesses on a cache, whose last seq_q keys are those of its nodes, the queries. backward is the
-    gradients of q, k and v after a forward pass, train is both passes.
+    gradients of q, k and v after a forward pass, train is both passes. With `share`, each block of `block_size` rows
+    sees that share of the blocks of as many keys, rounded to whole blocks.
     """
 
     phase: str
@@ -38,6 +40,22 @@ class Case:
     seq_q: int
     seq_k: int
     causal: bool
+    share: float | None = None
+    block_size: int = 0
+
+    @property
+    def picked(self) -> int:
+        """Returns how many blocks of keys each block of rows lists, one at least."""
+        return max(1, round((self.share or 1.0) * self._key_blocks))
+
+    @property
+    def listed(self) -> float:
+        """Returns the share of the blocks that is listed, after rounding; 1 without such a mask."""
+        return 1.0 if self.share is None else self.picked / self._key_blocks
+
+    @property
+    def _key_blocks(self) -> int:
+        return -(-self.seq_k // self.block_size)
 
     @property
     def group(self) -> int:
@@ -56,8 +74,8 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """Returns the operations of the products of matrices; the causal triangle counts as half."""
-        product = 2.0 * self.batch * self.heads * self.seq_q * self.seq_k * self.head_dim
+        """Returns the operations of the products of matrices; half of them for a causal triangle."""
+        product = 2.0 * self.batch * self.heads * self.seq_q * self.seq_k * self.head_dim * self.listed
         return _PRODUCTS[self.phase] * product / (2 if self.causal else 1)
 
     @property
@@ -73,12 +91,16 @@ class Case:
         kv_elements = self.kv_bytes // _ELEMENT_BYTES[self.dtype]
         tensors = self.kv_bytes + 4 * q_elements * _ELEMENT_BYTES[self.dtype]
         forward = tensors + 2 * 8 * (kv_elements * self.group + 2 * q_elements) // self.batch
+        if self.share is not None:  # torch's mask of all scores, and what the reference makes of it
+            forward += 9 * self.heads * self.seq_q * self.seq_k
         return 2 * forward if self.gradients else forward
 
     @property
     def label(self) -> str:
         """Returns a short name for the progress bar and for messages."""
         mask = " causal" if self.causal else ""
+        if self.share is not None:
+            mask += f" topk {self.share:g} of {self.block_size}"
         return (
             f"{self.phase} {self.dtype} B{self.batch} H{self.heads}/{self.kv_heads} "
             f"D{self.head_dim} {self.seq_q}x{self.seq_k}{mask}"
@@ -98,6 +120,8 @@ class Grid:
     causal: bool = True
     keys: int | None = None  # of all phases but those on a cache; None: as many as queries
     trees: tuple[int, ...] = (8, 32)  # nodes, of verify
+    shares: tuple[float | None, ...] = (None,)  # of the blocks that are listed, of phases that have no cache
+    block_size: int = 0
 
 
 def _image(dtype: str, batch: int, *layers: tuple[int, int, int], text: int | None = None) -> dict[str, Sequence[Grid]]:
@@ -186,11 +210,13 @@ def check_heads(cases: Iterable[Any]) -> None:
 def expand(phase: str, grid: Grid) -> list[Case]:
     """Returns every case of the grid, in the order of the loops dtype, D, heads, batch, length."""
     cases = []
+    sizes = list(itertools.product(grid.batches, grid.lengths, grid.shares))
     for dtype, dim, heads in itertools.product(grid.dtypes, grid.head_dims, grid.heads):
-        for kv_heads, batch, length in itertools.product(grid.kv_heads or (heads,), grid.batches, grid.lengths):
+        for kv_heads, (batch, length, share) in itertools.product(grid.kv_heads or (heads,), sizes):
             causal = grid.causal and phase not in ON_CACHE
             for seq_q in {"decode": (1,), "verify": grid.trees}.get(phase, (length,)):
-                cases.append(Case(phase, dtype, batch, heads, kv_heads, dim, seq_q, grid.keys or length, causal))
+                keys, size = grid.keys or length, 0 if share is None else grid.block_size
+                cases.append(Case(phase, dtype, batch, heads, kv_heads, dim, seq_q, keys, causal, share, size))
                 if phase == "verify" and seq_q > length:
                     raise ValueError(f"bench: --tree must be at most --kv-len, got {seq_q} and {length}")
     check_heads(cases)
@@ -211,6 +237,26 @@ def parse_size(text: str) -> int:
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Returns the sizes of a comma list such as "1k,2k"."""
     return tuple(parse_size(item.strip()) for item in text.split(","))
+
+
+def parse_shares(text: str) -> tuple[float, ...]:
+    """Returns the shares in "topk:0.5,0.3", which are above 0 and up to 1."""
+    kind, _, numbers = text.partition(":")
+    try:
+        shares = tuple(float(item) for item in numbers.split(","))
+    except ValueError:
+        shares = ()
+    if kind != "topk" or not shares or not all(0 < share <= 1 for share in shares):
+        raise ValueError(f"topk: and shares above 0 and up to 1, such as topk:0.5,0.1, are wanted, got {text!r}")
+    return shares
+
+
+def parse_block_size(text: str) -> int:
+    """Returns the rows and keys of a block, a multiple of 16."""
+    size = parse_size(text)
+    if size % LEAST_BLOCK:
+        raise ValueError(f"a multiple of {LEAST_BLOCK} is wanted, got {text!r}")
+    return size
 
 
 def parse_choices(text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:

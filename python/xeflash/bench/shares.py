@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xeflash import _core
+from xeflash.bench.blocks import keywords_of
 from xeflash.bench.cases import Case
 from xeflash.call.schema import BHSD, BSHD, DEFAULTS_OF_ATTENTION
 from xeflash.jit.calls import Shares, shares_of
@@ -14,10 +15,10 @@ from xeflash.tune.desc import DTYPE_NAMES, AnyDesc, Desc
 from xeflash.tune.table import level_of, level_of_schedule
 
 
-def call_of(case: Case, make: Callable[[tuple[int, ...], str], Any] = Placeholder) -> Callable[[], object]:
+def call_of(case: Case, make: Callable[[tuple[int, ...], str], Any] = Placeholder, **more: Any) -> Callable[[], object]:
     """Returns the call on contiguous (B, H, S, D) arrays, without memory; of a training step, that of its gradients.
 
-    That of a tree reads a cache (B, S, H, D). `make` makes an array of a shape and a type.
+    That of a tree reads a cache (B, S, H, D). `make` makes an array of a shape and a type; `more` are further keywords.
     """
     if case.phase == "verify":
         return _on_cache(case, make)
@@ -27,7 +28,9 @@ def call_of(case: Case, make: Callable[[tuple[int, ...], str], Any] = Placeholde
 
     given: dict[str, Any] = {"function": "attention", "layout": BHSD, **DEFAULTS_OF_ATTENTION, "enable_gqa": True}
     given |= {"q": array(case.heads, case.seq_q), "k": array(case.kv_heads, case.seq_k)}
-    given |= {"v": array(case.kv_heads, case.seq_k), "causal": case.causal}
+    given |= {"v": array(case.kv_heads, case.seq_k), "causal": case.causal, **more}
+    if case.share is not None:
+        given |= {name: make(x.shape, "int32") if name == "blocks" else x for name, x in keywords_of(case).items()}
     if not case.gradients:
         return lambda: _core.forward(**given)
     given |= {name: array(case.heads, case.seq_q) for name in ("out", "dout")}

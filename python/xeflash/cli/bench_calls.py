@@ -13,7 +13,9 @@ from xeflash.bench import cases as grids
 from xeflash.bench.cases import DTYPES, HEAD_OPERATIONS, Case
 from xeflash.bench.linear import cases as layers
 from xeflash.bench.llm.presets import PRESETS
+from xeflash.cli.arguments import converter
 from xeflash.cli.bench_shared import LISTS, SIZES, add_lists, add_measuring, add_output, guarded, report
+from xeflash.sim import DEVICES
 
 if TYPE_CHECKING:
     from xeflash.bench.runner import Benchmark
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _COMPARE = ("torch", "none")
 _BOTH = "off,on"
+_BLOCK_SIZE = 128
 
 
 def add_parsers(commands: Any) -> None:
@@ -87,13 +90,24 @@ def _add_attention(commands: Any) -> None:
             text = "verify: a tree of guesses on a cache, beside our causal call; train: forward pass and backward; "
             add_lists(grid, phase=(phases, None, f"{text}default: prefill, and decode if the preset has it"))
             add_lists(grid, tree=(SIZES, None, "nodes of the trees that are verified; default: 8,32"))
+            words = (
+                "topk:SHARE,...: each row of blocks lists that share of the key blocks, drawn at random; a simulated "
+            )
+            words += "device counts the work, which must follow the share"
+            grid.add_argument("--block-mask", metavar="LIST", type=converter(grids.parse_shares), help=words)
+            sizes = f"rows and keys of a block, a multiple of {grids.LEAST_BLOCK}; default: {_BLOCK_SIZE}"
+            grid.add_argument("--block-size", metavar="N", type=converter(grids.parse_block_size), help=sizes)
             add_lists(grid, seq=(SIZES, None, "lengths of all phases that have no cache"))
             causal = "mask of all phases that have no cache; default: causal, but for image models"
             grid.add_argument("--causal", action=argparse.BooleanOptionalAction, help=causal)
         else:
-            parser.set_defaults(phase=phases, seq=None, causal=None, tree=None)
+            parser.set_defaults(phase=phases, seq=None, causal=None, tree=None, block_mask=None, block_size=None)
         add_measuring(
-            parser, None, compare=_COMPARE, text="times that each call is sampled; default: 9, or 21 of the preset full"
+            parser,
+            None,
+            compare=_COMPARE,
+            text="times that each call is sampled; default: 9, or 21 of the preset full",
+            simulated=tuple(f"sim:{name}" for name in DEVICES) if len(phases) > 1 else (),
         ).add_argument(
             "--tuned",
             choices=("off", "on", _BOTH),
@@ -118,12 +132,17 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
     cached = phases & set(grids.ON_CACHE)
     unused = {"kv_len": not cached, "tree": "verify" not in phases}
     unused |= dict.fromkeys(("seq", "causal"), cached == phases)
+    unused["block_mask"] = bool(cached)
     for name, refused in unused.items():
         value = getattr(arguments, name)
         if refused and value is not None:
             words = f"--{'' if value else 'no-'}causal" if name == "causal" else f"--{name.replace('_', '-')}"
             got = "" if name == "causal" else f", got {','.join(map(str, value))}"
             raise ValueError(f"bench: {words} must be left out with --phase {','.join(arguments.phase)}{got}")
+    if arguments.block_mask and arguments.causal:
+        raise ValueError("bench: --causal must be left out with --block-mask")
+    if arguments.block_size is not None and not arguments.block_mask:
+        raise ValueError(f"bench: --block-size needs --block-mask, got {arguments.block_size} alone")
 
 
 def _chosen(given: T | None, preset: T) -> T:
@@ -133,9 +152,11 @@ def _chosen(given: T | None, preset: T) -> T:
 def cases_of(arguments: argparse.Namespace) -> list[Case]:
     """Returns the preset's cases with what the command line gives put in its place."""
     preset = grids.PRESETS[arguments.preset]
-    arguments.phase = arguments.phase or tuple(phase for phase in grids.DEFAULT_PHASES if phase in preset)
+    usual = ("prefill",) if arguments.block_mask else grids.DEFAULT_PHASES
+    arguments.phase = arguments.phase or tuple(phase for phase in usual if phase in preset)
     _refuse_unused(arguments)
     cases: list[Case] = []
+    causal = False if arguments.block_mask else arguments.causal
     for phase in arguments.phase:
         lengths = arguments.kv_len if phase in grids.ON_CACHE else arguments.seq
         for one in preset[phase]:
@@ -147,14 +168,20 @@ def cases_of(arguments: argparse.Namespace) -> list[Case]:
                 kv_heads=_chosen(arguments.kv_heads, one.kv_heads if arguments.heads is None else ()),
                 head_dims=_chosen(arguments.head_dim, one.head_dims),
                 lengths=_chosen(lengths, one.lengths),
-                causal=_chosen(arguments.causal, one.causal),
+                causal=_chosen(causal, one.causal),
                 trees=_chosen(arguments.tree, one.trees),
+                shares=_chosen(arguments.block_mask, one.shares),
+                block_size=arguments.block_size or _BLOCK_SIZE,
             )
             cases += grids.expand(phase, grid)
     return list(dict.fromkeys(cases))
 
 
 def _attention(arguments: argparse.Namespace) -> int:
+    if arguments.device.startswith("sim:"):
+        from xeflash.cli.bench_counted import counted
+
+        return counted(arguments, cases_of)
     rounds, cases = _chosen(arguments.rounds, grids.PRESET_ROUNDS.get(arguments.preset, 9)), cases_of(arguments)
     if arguments.tuned == _BOTH:
         if arguments.compare == "torch":

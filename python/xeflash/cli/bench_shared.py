@@ -57,13 +57,16 @@ def add_measuring(
     peaks: bool = True,
     compare: tuple[str, ...] = (),
     text: str = "times that each call is sampled",
+    simulated: tuple[str, ...] = (),
 ) -> Any:
     """Adds the options of how to measure; returns their group.
 
-    `peaks` of the machine are measured or not; `compare` is what the first of it, the default, is beside.
+    `peaks` of the machine are measured or not; `simulated` are devices beside torch's; `compare` is what the
+    first of it, the default, is beside.
     """
     how = parser.add_argument_group("measuring")
-    how.add_argument("--device", choices=("auto", "cpu", "xpu"), default="auto")
+    devices = ("auto", "cpu", "xpu", *simulated)
+    how.add_argument("--device", choices=devices, default="auto", help="sim:* counts" if simulated else None)
     add_size(how, "threads", "for torch and for SYCL")
     add_size(how, "rounds", text, rounds)
     how.add_argument("--seed", metavar="N", type=int, default=0)
