@@ -51,6 +51,7 @@ MORE: dict[str, dict[str, Any]] = {
     "": {},
     "packed": {"packed_heads": True},
     "documents": {"mask": "Documents"},
+    "condition": {"mask": "Listed", "mask_mod": ScoreMod("q_idx >= k_idx", ())},
     "beam": {"cache": "beam"},
     "dropout": {"dropout": True},
     "adds": {"adds_up": True},

@@ -105,13 +105,16 @@ FEATURES: dict[str, Callable[[Desc], bool]] = {
     "plain": is_plain,
     "bare": lambda desc: is_plain(desc) and sees_ranges(desc),
     "lone": lambda desc: FEATURES["bare"](desc) and not desc.packed_heads and desc.cache != "beam",  # rows in order
-    "calm": lambda desc: FEATURES["bare"](desc) and not desc.dropout,
+    "ordered": lambda desc: FEATURES["quiet"](desc) and not desc.packed_heads and desc.cache != "beam",
+    "quiet": lambda desc: is_plain(desc) and not desc.dropout,
+    "calm": lambda desc: FEATURES["quiet"](desc) and sees_ranges(desc),
     "still": lambda desc: FEATURES["bare"](desc) and not (desc.dropout and desc.arch == "pvc"),
     "changed": changes_scores,
     "placed": lambda desc: desc.bias is not None or desc.score_mod is not None or "Alibi" in desc.hooks,  # by its place
     "heavy": is_heavy,
     "quantised": lambda desc: desc.cache_dtype is not None,
     "hides": lambda desc: desc.mask != "Window",
+    "conditional": lambda desc: desc.mask_mod is not None,
     "packed": lambda desc: desc.packed_heads,
     "dropout": lambda desc: desc.dropout,
     "steady": lambda desc: not desc.dropout,

@@ -29,6 +29,7 @@ FLASH_FWD: list[Row] = [
     ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, [(8, 16)]),
     ("dg2", "*", "dwords", "lone", 255, 64, [(16, 16), (8, 32), (8, 16)]),  # what is staged is read once for 16 rows
     ("dg2", "*", "dwords", "lone", 255, 256, [(16, 32), (8, 16), (8, 32)]),  # by teams
+    ("dg2", "*", "dwords", "ordered", 255, 64, [(16, 16), (8, 32), (8, 16)]),  # other masks; a team of theirs spills
     ("dg2", "*", "*", "*", 255, 64, [(8, 32), (8, 16)]),
     ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, [(8, 16)]),
     ("*", "float32", "*", "*", 255, 64, [(8, 32), (8, 16)]),
@@ -73,6 +74,7 @@ FLASH_DECODE: list[Row] = [
 FLASH_BWD_DQ: list[Row] = [
     ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, [(8, 16)]),
     ("dg2", "*", "dwords", "bare", 255, 256, [(16, 16), (8, 16)]),  # what is staged is read once for 16 rows
+    ("dg2", "*", "dwords", "quiet", 255, 128, [(16, 16), (8, 16)]),
     ("*", "float32", "block2d", "*", 255, MAX_HEAD_DIM, [(8, 32)]),
     ("*", "*", "block2d", "bare", 32, 48, [(16, 32), (16, 16), (8, 32)]),
     ("pvc", "*", "block2d", "*", 32, 64, [(16, 16)]),
@@ -87,6 +89,7 @@ FLASH_BWD_DQ: list[Row] = [
 FLASH_BWD_DKV: list[Row] = [
     ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, [(8, 16)]),
     ("dg2", "*", "dwords", "calm", 255, 256, [(16, 16), (8, 16)]),
+    ("dg2", "*", "dwords", "quiet", 255, 128, [(16, 16), (8, 16)]),
     ("*", "float32", "block2d", "*", 255, MAX_HEAD_DIM, [(8, 32)]),
     ("*", "*", "block2d", "heavy", 255, MAX_HEAD_DIM, [(16, 32)]),
     ("*", "*", "block2d", "*", 255, 64, [(16, 32)]),
