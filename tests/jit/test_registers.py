@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from xeflash.call.score_mod import ScoreMod
 from xeflash.jit.kernel import render
 from xeflash.jit.offline import compile_offline
 from xeflash.sim.binary import compile_spirv, inspect
@@ -19,6 +20,7 @@ from xeflash.tune.desc import Desc
 
 PERF = Path(__file__).parents[2] / "perf"
 
+CONDITION = ScoreMod("q_idx >= k_idx", ())
 SPILLED = {
     "dg2-d112-elements": Desc("flash_fwd", "dg2", "float16", 112, 112, 128, access="elements"),
     "bmg-gqa4-7-queries": Desc("flash_fwd", "bmg", "bfloat16", 64, 64, 32, packed_heads=True, access="block2d"),
@@ -28,6 +30,9 @@ SPILLED = {
     "dg2-documents": Desc("flash_fwd", "dg2", "bfloat16", 128, 128, 128, mask="Documents", access="dwords"),
     "dg2-beams": Desc("flash_fwd", "dg2", "bfloat16", 64, 64, 64, packed_heads=True, cache="beam", access="dwords"),
     "dg2-alibi": Desc("flash_decode", "dg2", "bfloat16", 128, 128, 8, ("Alibi",), split_keys=True, access="dwords"),
+    "dg2-dkv-condition": Desc(
+        "flash_bwd_dkv", "dg2", "bfloat16", 64, 64, 128, mask="Listed", mask_mod=CONDITION, access="dwords"
+    ),
     "dg2-dkv-adds": Desc("flash_bwd_dkv", "dg2", "bfloat16", 64, 64, 32, adds_up=True, access="dwords"),
 }
 
