@@ -112,6 +112,17 @@ SNIPPET = {
     "score_mod": Entry(TEXT, more={"captures": CAPTURES}),
     "captures": Entry(CAPTURES | {"a": 2.0}, beside={"score_mod": TEXT, "captures": CAPTURES}),
 }
+def blocks(rows: int, keys: int) -> dict[str, Entry]:
+    """What leaves blocks out of these rows and keys: as many blocks of 16 as of more, so that either size will do."""
+    listed = torch.arange(-(-rows // 16) * -(-keys // 16)).view(1, 1, -(-rows // 16), -1) % 3 > 0
+    beside = {"block_mask": torch.arange(-(-keys // 32)).expand(1, 1, 1, -1) % 2 > 0, "block_size": (1 << 20, 32)}
+    return {
+        "mask_mod": Entry("k_idx % n > 0", more={"captures": {"n": 3}}),
+        "block_mask": Entry(listed, more={"block_size": 16}),
+        "block_size": refused(16, "block_mask must have shape", **beside),
+    }
+
+
 FLASH = SCORES | {
     "dropout_p": Entry(0.5),
     "softmax_scale": Entry(1.0),
@@ -129,6 +140,7 @@ VARLEN = FLASH | {
 ENTRIES: dict[str, dict[str, Entry]] = {
     "attention": SCORES
     | SNIPPET
+    | blocks(20, 33)
     | {
         "query": Entry(Q.transpose(1, 2) * 2),
         "key": Entry(K.transpose(1, 2) * 2),
@@ -148,6 +160,7 @@ ENTRIES: dict[str, dict[str, Entry]] = {
     },
     "flash_attn_func": FLASH
     | SNIPPET
+    | blocks(20, 33)
     | {"q": Entry(Q * 2), "k": Entry(K * 2), "v": Entry(V * 2), "num_splits": same(3, q=Q[:, :1])}
     | {"document_ids": Entry(DOCUMENTS), "gather_kv_indices": Entry(PICKS), "out": same(torch.full((2, 20, 4, 64), NAN))}
     | {"q_scale": Entry(2.0, beside=FLOAT8_Q), **{f"{x}_scale": Entry(0.02, beside=INT8_KV) for x in "kv"}},
@@ -156,6 +169,7 @@ ENTRIES: dict[str, dict[str, Entry]] = {
     "flash_attn_qkvpacked_func": FLASH | {"qkv": Entry(drawn(2, 20, 3, 4, 64)), "document_ids": Entry(torch.arange(20).int() // 7)},
     "flash_attn_varlen_func": VARLEN
     | SNIPPET
+    | blocks(18, 20)
     | {
         "q": Entry(Q[0] * 2),
         "k": Entry(K[0] * 2),
@@ -179,6 +193,7 @@ ENTRIES: dict[str, dict[str, Entry]] = {
     },
     "flash_attn_with_kvcache": SCORES
     | SNIPPET
+    | blocks(1, 64)
     | {
         "q": Entry(Q[:, :1] * 2),
         "k_cache": Entry(CACHES["k_cache"] * 2),
@@ -385,6 +400,8 @@ WITH_GRADIENTS = {  # in place of entries that have no floats
 BECOMES = {theirs: [ours] for ours, theirs in schema.OF_ATTENTION.items()} | {  # rows that have other names
     "window_size": ["window_left", "window_right"],
     "gather_kv_indices": ["picks", "picked_spans"],
+    "block_mask": ["blocks", "block_rows", "block_keys"],
+    "block_size": ["block_rows", "block_keys"],
     "kv": ["k", "v"],
     "qkv": ["q", "k", "v"],
     "cu_seqlens": ["cu_seqlens_q", "cu_seqlens_k"],
@@ -499,11 +516,12 @@ def outcome(function: str, arguments: dict[str, Any], call: Any = None) -> Any:
         return type(error), str(error).partition(": ")[2]
 
 
+BITS = ("block_mask", "block_size")  # operators take the bits: tests/attention/test_block_mask_forms.py
 NO_OPERATOR = {  # for what becomes another call
-    "attention": ("gather_kv_indices",),
-    "flash_attn_func": ("k_scale", "v_scale", "gather_kv_indices"),
-    "flash_attn_varlen_func": ("seqused_q",),
-    "flash_attn_with_kvcache": ("cu_seqlens_q", "max_seqlen_q"),
+    "attention": ("gather_kv_indices", *BITS),
+    "flash_attn_func": ("k_scale", "v_scale", "gather_kv_indices", *BITS),
+    "flash_attn_varlen_func": ("seqused_q", *BITS),
+    "flash_attn_with_kvcache": ("cu_seqlens_q", "max_seqlen_q", *BITS),
     "linear_cross_entropy": ("weight",),
 }
 
@@ -524,6 +542,7 @@ TOGETHER = [
     ("attention", "is_causal softcap alibi_slopes"),
     ("flash_attn_func", "window_size softcap alibi_slopes s_aux return_attn_probs softmax_scale"),
     ("flash_attn_func", "document_ids return_attn_probs"),
+    ("attention", "block_mask mask_mod is_causal return_lse"),
     ("flash_attn_varlen_func", "seqused_q seqused_k window_size softcap alibi_slopes s_aux return_attn_probs"),
     ("flash_attn_with_kvcache", "k v rotary_cos rotary_sin rotary_interleaved causal s_aux"),
 ]
@@ -533,7 +552,7 @@ TOGETHER = [
 def test_compiled_calls_do_the_same(function, together):
     arguments = dict(BASES[function])
     for argument in together.split():
-        arguments |= ENTRIES[function][argument].beside
+        arguments |= ENTRIES[function][argument].beside | ENTRIES[function][argument].more
     arguments |= {argument: ENTRIES[function][argument].value for argument in together.split()}
     assert outcome(function, arguments, compiled(function)) == outcome(function, arguments)
 
