@@ -165,7 +165,7 @@ def flex_form(case: Case, inputs: Inputs) -> Form:
         flex: Any = importlib.import_module(_SPARSE)
         listed: Any = inputs.blocks
         counts = listed.sum(1, dtype=torch.int32)[None, None]
-        order = listed.to(torch.int8).argsort(1, descending=True, stable=True).to(torch.int32)[None, None]
+        order = listed.to(torch.int8).argsort(dim=1, descending=True, stable=True).to(torch.int32)[None, None]
         sizes = (case.seq_q, case.seq_k)
         mask = flex.BlockMask.from_kv_blocks(
             torch.zeros_like(counts), order, counts, order, BLOCK_SIZE=case.block_size, seq_lengths=sizes
