@@ -5,13 +5,16 @@ import json
 import os
 import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from xeflash import _core
 from xeflash.bench import attention, check, formats, forms, memory, peak, runner
+from xeflash.bench import blocks as counted_blocks
 from xeflash.bench.attention import BENCHMARK
+from xeflash.bench.blocks import random_blocks
 from xeflash.bench.cases import Case
 from xeflash.bench.runner import Options
 from xeflash.cli import bench_shared, main
@@ -108,6 +111,51 @@ def test_each_node_sees_itself_and_what_its_parent_sees():
     assert tree[0].sum() == 1 and not torch.equal(tree, torch.ones(40, 40).tril().bool())
 
 
+@pytest.mark.parametrize("phase", ["prefill", "backward"])
+def test_blocks_are_checked_and_beside_torchs_mask(phase, monkeypatch):
+    monkeypatch.setattr(forms, "flex_form", lambda case, inputs: refused)
+    blocks = Case(phase, "fp32", 1, 2, 1, 64, 100, 100, causal=False, share=0.3, block_size=32)
+    row = BENCHMARK.run_case(blocks, Options(rounds=1)).row
+    assert (row.status, row.torch_form, row.picked, row.listed) == ("ok", "masked", 1, 0.25)
+    every = dataclasses.replace(blocks, share=None)
+    assert blocks.flops == every.flops / 4
+
+
+def refused(*_, **__):
+    raise NotImplementedError("not on this device")
+
+
+def test_blocks_are_drawn_by_the_seed_and_listed_as_often_in_each_row():
+    case = Case("prefill", "bf16", 1, 1, 1, 64, 500, 1000, causal=False, share=0.3, block_size=96)
+    blocks = random_blocks(case, 0)
+    assert blocks.shape == (6, 11) and (blocks.sum(1) == case.picked).all() and case.picked == 3
+    assert (blocks == random_blocks(case, 0)).all() and (blocks != random_blocks(case, 1)).any()
+    mask = forms.make_inputs(dataclasses.replace(case, seq_k=500), "cpu", seed=0).mask
+    assert mask.shape == (500, 500) and not mask.all()
+
+
+@pytest.mark.parametrize("dpas, status", [(0.31, "ok"), (0.28, "failed"), (0.35, "failed")])
+def test_dpas_that_do_not_follow_the_density_fail(dpas, status):
+    case = Case("prefill", "bf16", 1, 1, 1, 64, 1000, 1000, causal=False, share=0.3, block_size=100)
+    (row,) = counted_blocks.expand([case], "bmg")
+
+    def record(count):
+        return SimpleNamespace(dpas=count, global_read=count, global_written=0, instructions=count, spill_bytes=0)
+
+    found = counted_blocks.measured(row, {"flash_fwd": record(1000 * dpas)}, {"flash_fwd": record(1000)})
+    assert found.status == status and found.density == 0.3 and found.dpas == dpas
+
+
+@pytest.mark.parametrize(
+    "words", [["--block-mask", "topk:0"], ["--block-mask", "topk:1.5"], ["--block-mask", "0.5"],
+              ["--block-mask", "topk:0.5", "--block-size", "40"]],
+)  # fmt: skip
+def test_shares_and_sizes_that_no_block_has_are_refused(words, capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "attention", *words])
+    assert "wanted, got" in capsys.readouterr().err
+
+
 def test_a_tree_is_checked_and_beside_our_causal_call():
     inputs = forms.make_inputs(TREE, "cpu", seed=0)
     torchs = forms.torch_forms(TREE, inputs)
@@ -188,6 +236,21 @@ def test_peaks_of_memory_on_a_gpu_are_those_of_torch(monkeypatch):
         (["--phase", "decode", "--seq", "23"], "--seq must be left out with --phase decode, got 23"),
         (["--phase", "decode", "--no-causal"], "--no-causal must be left out with --phase decode"),
         (["--phase", "decode,verify", "--seq", "23"], "--seq must be left out with --phase decode,verify, got 23"),
+        (
+            ["--phase", "decode", "--block-mask", "topk:0.5"],
+            "--block-mask must be left out with --phase decode, got 0.5",
+        ),
+        (["--block-mask", "topk:0.5", "--causal"], "--causal must be left out with --block-mask"),
+        (["--block-size", "64"], "--block-size needs --block-mask, got 64 alone"),
+        (["--device", "sim:bmg"], "--device sim:bmg needs --block-mask, whose work is counted"),
+        (
+            ["--device", "sim:bmg", "--block-mask", "topk:0.5", "--dtype", "fp32"],
+            "--dtype must be of bf16, fp16 with --device sim:bmg: fp32 takes no dpas, got fp32",
+        ),
+        (
+            ["--device", "sim:bmg", "--block-mask", "topk:0.5", "--phase", "train"],
+            "--phase must be of prefill, backward with --device sim:bmg, got train",
+        ),
         (["--tree", "8,32"], "--tree must be left out with --phase prefill,decode, got 8,32"),
         (["--phase", "verify", "--tree", "8,32", "--kv-len", "31"], "--tree must be at most --kv-len, got 32 and 31"),
         (

@@ -96,6 +96,7 @@ LAYOUT = comparison(
         "splits": lambda r: whole(r.splits),
         "partial": lambda r: size(r.partial_bytes),
         TILES_FROM: lambda r: r.tiles_from or NONE,
+        "note": lambda r: r.note or NONE,
     },
     {
         "density": "the share of key blocks that each row of blocks lists",
@@ -149,13 +150,15 @@ BENCHMARK = Benchmark(
     problem=_problem,
     notes=forms.FORM_NOTES,
     picture=Picture(
-        panel=lambda row: f"{row.phase}{f' of {row.seq_q} nodes' * (row.phase == 'verify')} {row.dtype}",
+        panel=lambda row: (
+            f"{row.phase}{f' of {row.seq_q} nodes' * (row.phase == 'verify')} {row.dtype}"
+            f"{f', density {number(row.listed)}' * (row.share is not None)}"
+        ),
         ticks={
             "batch": lambda row: str(row.batch),
             "query heads": lambda row: str(row.heads),
             "KV heads": lambda row: str(row.kv_heads),
             "head dim": lambda row: str(row.head_dim),
-            "density": lambda row: "" if row.share is None else number(row.listed),
             "keys": lambda row: str(row.seq_k) if row.seq_k % 1024 else f"{row.seq_k // 1024}k",
         },
         reads=lambda row: "K and V" if row.phase in ON_CACHE else "",
