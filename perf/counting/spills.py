@@ -42,6 +42,7 @@ SEVERAL = ((16, 1), (32, 1), (64, 1), (128, 1), (8, 2), (8, 4), (8, 8), (8, 16))
 # Algorithms that go through all scores again, and lengths that have tiles of their own.
 BACKWARD = ("flash_bwd_dq", "flash_bwd_dkv", "flash_bwd_bias", "attention_probs")
 LENGTHS = (32, 64, 128)
+CONDITION = "(abs(q_idx / 32 - k_idx / 32) <= 3) & (abs(q_idx % 32 - k_idx % 32) <= 3)"
 KEYS = 1024
 FEW, MANY = 1 << 16, 1  # compute units for which the tiles of a call are few, and many
 
@@ -51,7 +52,7 @@ MORE: dict[str, dict[str, Any]] = {
     "": {},
     "packed": {"packed_heads": True},
     "documents": {"mask": "Documents"},
-    "condition": {"mask": "Listed", "mask_mod": ScoreMod("q_idx >= k_idx", ())},
+    "condition": {"mask": "Listed", "mask_mod": ScoreMod(CONDITION, ())},
     "beam": {"cache": "beam"},
     "dropout": {"dropout": True},
     "adds": {"adds_up": True},

@@ -80,8 +80,9 @@ def spill(desc: Desc, blocks: tuple[int, int]) -> bool:
 
 
 def changes_scores(desc: Desc) -> bool:
-    """Returns whether a score is more than a product and a scale."""
-    return bool(desc.hooks) or desc.bias is not None or desc.score_mod is not None
+    """Returns whether a score is more than a product and a scale, or is hidden by what arrays say."""
+    reads = desc.mask_mod is not None and any(kind not in ("float", "int") for _, kind, _ in desc.mask_mod.captures)
+    return bool(desc.hooks) or desc.bias is not None or desc.score_mod is not None or reads
 
 
 def is_heavy(desc: Desc) -> bool:
