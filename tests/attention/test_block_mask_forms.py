@@ -245,6 +245,14 @@ def test_below_vmap_and_checkpoints():
     assert torch.equal(got, torch.autograd.grad(run(q, listed).square().sum(), q)[0])
 
 
+def test_keys_in_8_bits_are_a_cache():
+    q, k, v = (x.transpose(1, 2) for x in (Q, K, V))
+    k, v = ((x * 20).to(torch.int8) for x in (k, v))
+    more = {"block_mask": drawn(3, 3)[0], "block_size": (32, 64)}
+    got = xeflash.flash_attn_func(q, k, v, k_scale=0.05, v_scale=0.05, **more)
+    torch.testing.assert_close(got, xeflash.flash_attn_func(q, k * 0.05, v * 0.05, **more))
+
+
 def test_the_operator_takes_bits():
     listed = drawn(2, 3)[0] | (torch.arange(3) > 1)
     flash = [x.transpose(1, 2) for x in (Q, K, V)]

@@ -33,14 +33,16 @@ WORDS = {
         "softmax_scale": "did you mean scale?",
         "attention_mask": "did you mean attn_mask?",
         "return_attn_probs": "did you mean return_lse?",
-        "block_mask": "score_mod and document_ids hide keys, and so does the attn_mask of attention",
     },
     "flash_attn_varlen_func": {
         "document_ids": "flash_attn_varlen_func takes documents as sequences",
         "cu_seqlens": "did you mean cu_seqlens_q?",
     },
     "flash_attn_varlen_qkvpacked_func": {"max_seqlen_q": "did you mean max_seqlen?"},
-    "flash_attn_kvpacked_func": {"score_mod": "flash_attn_func and attention take it"},
+    "flash_attn_kvpacked_func": {
+        "score_mod": "flash_attn_func and attention take it",
+        "block_mask": "flash_attn_func and attention take it",
+    },
     "linear": {"wieght": "did you mean weight?"},
     "linear_cross_entropy": {"labels": "did you mean target?"},
     "sample": {"temp": "did you mean temperature?"},
