@@ -208,7 +208,7 @@ def causal_blocks(rows: int, keys: int, block: int) -> tuple[torch.Tensor, ...]:
     full = (last + block).clamp(max=keys) - 1 <= first
     lists = []
     for marked in (listed & ~full, full):
-        lists += [marked.sum(-1), (~marked).int().argsort(-1, stable=True)]
+        lists += [marked.sum(-1), (~marked).int().argsort(dim=-1, stable=True)]
     return tuple(x.int()[None, None] for x in lists)
 
 
