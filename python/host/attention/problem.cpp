@@ -12,7 +12,7 @@
 namespace xeflash {
 namespace {
 
-constexpr int64_t kMostBlock = 1 << 20;  // rows or keys
+constexpr int64_t kLeastBlock = 16, kMostBlock = 1 << 20;  // rows or keys
 constexpr int64_t kMostChunk = 1 << 30;  // the end of one is counted in 32 bits
 
 // Returns q, k and v, each with its name.
@@ -307,7 +307,7 @@ void read_blocks(Problem& p, const FwdRequest& r, const Checker& check) {
   constexpr int64_t kMostWords = 1 << 30;  // their bytes are counted in 32 bits
   constexpr int64_t kOfCondition = 128;    // rows and keys of a block that mask_blocks finds
   const bool has_lists = !r.blocks.is_none();
-  const char* name = has_lists ? "block_mask" : "mask_mod";
+  const char* name = has_lists ? "blocks" : "mask_mod";
   if (!has_lists && r.mask_mod.is_none()) return;
   require_no_part(name, r, check);
   const auto refuse_with = [&](const char* other) {
@@ -322,7 +322,7 @@ void read_blocks(Problem& p, const FwdRequest& r, const Checker& check) {
   p.block_keys = has_lists ? r.block_keys : kOfCondition;
   for (const auto& [size, word] :
        {std::pair{p.block_rows, "block_rows"}, {p.block_keys, "block_keys"}}) {
-    if (size < 16 || size > kMostBlock || (size & (size - 1)))
+    if (size < kLeastBlock || size > kMostBlock || (size & (size - 1)))
       check.refuse(word, "must be a power of two from 16 to " + number(kMostBlock) + ", got " +
                              number(size));
   }

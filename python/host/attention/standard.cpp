@@ -61,8 +61,8 @@ py::object standard_attention(const FwdRequest& r) {
   if (!r.residual.is_none())
     check.refuse("residual", "must be None, as no backward pass follows, got one");
   if (p.documents.data) check.refuse<NotImplemented>("document_ids", "must be None, got an array");
-  if (p.has_blocks())
-    check.refuse<NotImplemented>("block_mask", "and mask_mod must be None, got one");
+  if (p.blocks.data) check.refuse<NotImplemented>("blocks", "must be None, got an array");
+  if (p.has_blocks()) check.refuse<NotImplemented>("mask_mod", "must be None, got one");
   Place place = place_of(p.q);
   place.waits = true;
   if (!place.on_host && is_recording(place.queue)) {

@@ -22,7 +22,7 @@ def in_words(xp: Any, bools: Any) -> Any:
     """Packs bools (..., n) into int32 (..., ceil(n / 32)): bit i % 32 of word i // 32; `xp` is their namespace."""
     (*lead, count), more = bools.shape, -bools.shape[-1] % WORD
     if xp.__name__ == "numpy":
-        padded = xp.pad(bools, (*[(0, 0)] * len(lead), (0, more)))
+        padded = xp.ascontiguousarray(xp.pad(bools, (*[(0, 0)] * len(lead), (0, more))))
         return xp.packbits(padded, axis=-1, bitorder="little").view(xp.int32)
     bools = xp.concat([bools, xp.zeros((*lead, more), dtype=bools.dtype, device=bools.device)], axis=-1)
     bits = 1 << xp.arange(WORD, dtype=xp.int32, device=bools.device)

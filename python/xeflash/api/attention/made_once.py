@@ -1,4 +1,4 @@
-"""What is made of a caller's tensors once, for the calls of all layers, and forgotten with them."""
+"""Results that are made of a caller's tensors once, for the calls of all layers, and forgotten with them."""
 
 from __future__ import annotations
 
