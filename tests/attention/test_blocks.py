@@ -307,8 +307,9 @@ HALF = (torch.arange(8)[:, None] + torch.arange(8)) % 2 == 0
 
 
 @pytest.mark.gpu
+@pytest.mark.xpu
 @pytest.mark.parametrize("rows", [1024, 128])
-def test_blocks_left_out_are_not_multiplied_on_gpu(gpu, rows):
+def test_blocks_left_out_are_not_multiplied_on_gpu(xpu, rows):
     listed = HALF[: rows // 128].numpy()[None, None]
     full = np.ones_like(listed)
     products = [
