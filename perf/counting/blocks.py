@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from xeflash import sim
-from xeflash.bench.blocks import KERNELS, TOLERANCE, keywords_of, of_dense, records_of
+from xeflash.bench.blocks import KERNELS, TOLERANCE, enable, keywords_of, of_dense, records_of
 from xeflash.bench.cases import Case, parse_block_size, parse_shares
 from xeflash.cli.arguments import converter
 
@@ -65,7 +64,7 @@ def _rows(
 
 def report(options: argparse.Namespace) -> Iterator[Table | str]:
     """Yields a table for each length; calls whose dpas do not follow the density are wrong."""
-    sim.enable(*options.device, check="none")
+    enable(*options.device)
     for length in options.seq:
         every = (row for case in cases(options) for row in rows_of(options, *case, length))
         yield Table(f"{length} x {length}, blocks of {options.block_size}, relative to no mask", FORMATS, every)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,14 @@ def keywords_of(case: Case, seed: int = SEED) -> dict[str, Any]:
     by_rows, by_keys = _words(listed), _words(listed.T)
     words = np.concatenate([by_rows, by_rows, by_keys, by_keys])[None, None]
     return {"blocks": words, "block_rows": size, "block_keys": size}
+
+
+def enable(*devices: str) -> None:
+    """Simulates devices without checks, and with room for the waits of long groups (`XEFLASH_SIM_MAX_INSTRUCTIONS`)."""
+    from xeflash import sim
+
+    os.environ.setdefault("XEFLASH_SIM_MAX_INSTRUCTIONS", str(10**11))
+    sim.enable(*devices, check="none")
 
 
 def records_of(case: Case, device: str, **mask: Any) -> dict[str, Any]:

@@ -30,7 +30,6 @@ def _refuse(arguments: argparse.Namespace) -> None:
 
 def counted(arguments: argparse.Namespace, cases_of: Callable[[argparse.Namespace], Sequence[Case]]) -> int:
     """Counts the cases and writes; 0 if the dpas of each follow its density, 1 if not."""
-    from xeflash import sim
     from xeflash.bench import blocks
     from xeflash.bench.environ import environment
 
@@ -40,7 +39,7 @@ def counted(arguments: argparse.Namespace, cases_of: Callable[[argparse.Namespac
             setattr(arguments, name, usual)
     device = arguments.device.removeprefix("sim:")
     rows = blocks.expand(cases_of(arguments), device)
-    sim.enable(device, check="none")
+    blocks.enable(device)
 
     def header(_: Any) -> dict[str, object]:
         return {"environment": {**environment(), "device": f"{arguments.device} (simulated)"}, "method": blocks.METHOD}
