@@ -307,7 +307,7 @@ def call(**more: Any) -> Any:
         (lambda b, h, q, k: q >= k, {}, TypeError, "mask_mod must be a string.*got function"),
         (3, {}, TypeError, "mask_mod must be a string.*got int"),
     ],
-    ids=str,
+    ids=lambda x: "function" if callable(x) and not isinstance(x, type) else str(x),
 )
 def test_what_makes_no_sense_is_refused(text, captures, error, message):
     with pytest.raises(error, match=f"^attention: .*{message}"):
