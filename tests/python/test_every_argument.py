@@ -112,6 +112,8 @@ SNIPPET = {
     "score_mod": Entry(TEXT, more={"captures": CAPTURES}),
     "captures": Entry(CAPTURES | {"a": 2.0}, beside={"score_mod": TEXT, "captures": CAPTURES}),
 }
+
+
 def blocks(rows: int, keys: int) -> dict[str, Entry]:
     """What leaves blocks out of these rows and keys: as many blocks of 16 as of more, so that either size will do."""
     listed = torch.arange(-(-rows // 16) * -(-keys // 16)).view(1, 1, -(-rows // 16), -1) % 3 > 0
