@@ -222,6 +222,8 @@ def _explain(kernel: KernelSource, desc: AnyDesc, log: str) -> str:
         first = first[max(first.find("error: "), 0) :]
         if "undeclared identifier" in first:
             known = dict.fromkeys(word for x in snippets.values() for word in x.names())
+            if "score_mod" not in snippets:  # a condition has no score
+                known.pop("s")
             first = f"{first.strip()}. It may use {', '.join(known)}"
     message = f"xeflash: {what} did not compile: {first.strip()}"
     try:
