@@ -44,7 +44,7 @@ struct BlockBits {
         words((other_blocks - 1) / 32 + 1),
         last(own_blocks - 1) {}
   XF_INLINE const int32_t* end() const { return full + (full - listed); }
-  // Returns the units of the other side, as blocks `first` to `end` see them.
+  // Returns the units of the other side, as blocks `first` to `until` see them.
   XF_INLINE ListedUnits seen_by(int first, int until, int shift) const {
     const int from = at_most(first, last), to = at_most(until, last);
     return {listed + from * words, full + from * words, words, to - from + 1, shift};

@@ -86,4 +86,18 @@ Array read_sum(const py::object& object, const char* name, const Array& like, co
   return a;
 }
 
+void refuse_array(const char* name, const std::string& other, const Checker& check) {
+  check.refuse<NotImplemented>(name, "must be None with " + other + ", got an array");
+}
+
+void require_no_part(const char* name, const FwdRequest& r, const Checker& check) {
+  const PartRequest& part = r.part;
+  if (r.attention_chunk > 0) refuse_array(name, check.word("attention_chunk"), check);
+  if (!part.other_lse.is_none() || !part.q_start.is_none() || !part.k_start.is_none())
+    refuse_array(
+        name,
+        check.word("other_lse") + ", " + check.word("q_start") + " or " + check.word("k_start"),
+        check);
+}
+
 }  // namespace xeflash

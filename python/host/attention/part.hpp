@@ -18,4 +18,8 @@ Array read_lse(const py::object& object, const char* name, const Problem& proble
 Array read_sum(const py::object& object, const char* name, const Array& like, const char* like_name,
                const Problem& problem, const Checker& check);
 
+// Refuses an argument beside chunks, or in a call that is a part.
+void require_no_part(const char* name, const FwdRequest& request, const Checker& check);
+[[noreturn]] void refuse_array(const char* name, const std::string& other, const Checker& check);
+
 }  // namespace xeflash

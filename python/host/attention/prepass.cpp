@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "attention/params.hpp"
+#include "host/attention/blocks.hpp"
 
 namespace xeflash {
 namespace {

@@ -5,6 +5,7 @@
 #include "host/arrays/checks.hpp"
 #include "host/arrays/overlap.hpp"
 #include "host/arrays/place.hpp"
+#include "host/attention/blocks.hpp"
 #include "host/attention/part.hpp"
 #include "host/device/runtime.hpp"
 #include "host/device/sizes.hpp"
@@ -12,7 +13,6 @@
 namespace xeflash {
 namespace {
 
-constexpr int64_t kLeastBlock = 16, kMostBlock = 1 << 20;  // rows or keys
 constexpr int64_t kMostChunk = 1 << 30;  // the end of one is counted in 32 bits
 
 // Returns q, k and v, each with its name.
@@ -100,11 +100,6 @@ void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
 }
 
 }  // namespace
-
-int64_t words_of_blocks(const Problem& p) {
-  const int64_t rows = p.row_blocks(), keys = p.key_blocks();
-  return 2 * (rows * divide_up(keys, kWord) + keys * divide_up(rows, kWord));
-}
 
 Array read_int32(const py::object& object, const char* name, int64_t size, const Problem& p,
                  const Checker& check) {
@@ -219,21 +214,8 @@ void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
   }
 }
 
-[[noreturn]] void refuse_array(const char* name, const std::string& other, const Checker& check) {
-  check.refuse<NotImplemented>(name, "must be None with " + other + ", got an array");
-}
-
-// Refuses a second mask beside a window in calls that have chunks, or that are parts.
-void require_no_part(const char* name, const FwdRequest& r, const Checker& check) {
-  const PartRequest& part = r.part;
-  if (r.attention_chunk > 0) refuse_array(name, check.word("attention_chunk"), check);
-  if (!part.other_lse.is_none() || !part.q_start.is_none() || !part.k_start.is_none())
-    refuse_array(
-        name,
-        check.word("other_lse") + ", " + check.word("q_start") + " or " + check.word("k_start"),
-        check);
-}
-// Refuses it also in calls that have no whole, dense sequences.
+// Refuses a second mask beside a window in calls that have no whole, dense sequences, or that have
+// chunks.
 void require_window_alone(const char* name, const Problem& p, const FwdRequest& r,
                           const Checker& check) {
   if (p.cache.given) refuse_array(name, "a cache of keys", check);
@@ -300,46 +282,6 @@ void read_picks(Problem& p, const FwdRequest& r, const Checker& check) {
   };
   p.picks = read(r.picks, "picks", p.sq);
   p.picked_spans = read(r.picked_spans, "picked_spans", divide_up(p.sq, kSpan));
-}
-
-// Reads which blocks of rows and keys are listed, and the condition under which a row sees keys.
-void read_blocks(Problem& p, const FwdRequest& r, const Checker& check) {
-  constexpr int64_t kMostWords = 1 << 30;  // their bytes are counted in 32 bits
-  constexpr int64_t kOfCondition = 128;    // rows and keys of a block that mask_blocks finds
-  const bool has_lists = !r.blocks.is_none();
-  const char* name = has_lists ? "blocks" : "mask_mod";
-  if (!has_lists && r.mask_mod.is_none()) return;
-  require_no_part(name, r, check);
-  const auto refuse_with = [&](const char* other) {
-    check.refuse<NotImplemented>(name, "must be None with " + check.word(other) + ", got one");
-  };
-  if (!r.document_ids.is_none()) refuse_with("document_ids");
-  if (!r.picks.is_none()) refuse_with("gather_kv_indices");
-  if (!r.cache.tree_mask.is_none()) refuse_with("tree_mask");
-  if (r.unified_max) refuse_with("unified_max");
-  p.mask_mod = read_score_mod(r.mask_mod, p.q, check);
-  p.block_rows = has_lists ? r.block_rows : kOfCondition;
-  p.block_keys = has_lists ? r.block_keys : kOfCondition;
-  for (const auto& [size, word] :
-       {std::pair{p.block_rows, "block_rows"}, {p.block_keys, "block_keys"}}) {
-    if (size < kLeastBlock || size > kMostBlock || (size & (size - 1)))
-      check.refuse(word, "must be a power of two from 16 to " + number(kMostBlock) + ", got " +
-                             number(size));
-  }
-  const int64_t words = words_of_blocks(p);
-  if (words >= kMostWords)
-    check.refuse(name, "must have fewer than 2^30 words of bits of a head, got " + number(words));
-  if (!has_lists) return;
-  p.blocks = read_array(r.blocks, check, "blocks");
-  const Array& a = p.blocks;
-  check.require_dtype(a, "blocks", DType::kI32);
-  const bool fits = a.ndim == 3 && (a.shape[0] == p.batch || a.shape[0] == 1) &&
-                    (a.shape[1] == p.heads_q || a.shape[1] == 1) && a.shape[2] == words &&
-                    a.is_packed();
-  XF_REQUIRE(check, fits, "blocks",
-             "must be contiguous, of shape " + text_of_shape({p.batch, p.heads_q, words}),
-             a.describe_shape(), a);
-  check.require_same_place(a, "blocks", p.q, "q");
 }
 
 void check_finite(double x, const char* name, const Checker& check) {

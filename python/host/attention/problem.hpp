@@ -37,7 +37,8 @@ struct Problem {
   Part part;
   Cache cache;
 
-  // Blocks of rows and keys, which are listed or left out.
+  // The blocks of rows and of keys that are listed or left out; whether there are any, and whether
+  // they differ between heads, or between sequences.
   int64_t row_blocks() const { return (sq + block_rows - 1) / block_rows; }
   int64_t key_blocks() const { return (sk + block_keys - 1) / block_keys; }
   bool has_blocks() const { return blocks.data || mask_mod.id != ScoreModId::kNone; }
@@ -54,9 +55,6 @@ struct Problem {
   bool has_scores() const { return has_queries() && sk != 0; }
   Layout k_layout(Layout layout) const { return cache.given ? Layout::kBSHD : layout; }
 };
-
-// Returns the words of the bits of blocks of a head: those of rows, and the same of keys.
-int64_t words_of_blocks(const Problem& problem);
 
 Axes axes_of(Layout layout);
 TensorArg tensor_arg(const Array& array, Layout layout);
