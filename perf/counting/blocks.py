@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from xeflash.bench.blocks import KERNELS, TOLERANCE, enable, keywords_of, of_dense, records_of
+from xeflash.bench.blocks import keywords_of
 from xeflash.bench.cases import Case, parse_block_size, parse_shares
 from xeflash.cli.arguments import converter
+from xeflash.cli.counted_blocks import KERNELS, TOLERANCE, enable, of_dense, records_of
 
 from counting.options import add_attention, add_devices, add_sizes, cases
 from counting.tables import Row, Table

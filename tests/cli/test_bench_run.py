@@ -12,12 +12,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from xeflash import _core
 from xeflash.bench import attention, check, formats, forms, memory, peak, runner
-from xeflash.bench import blocks as counted_blocks
 from xeflash.bench.attention import BENCHMARK
 from xeflash.bench.blocks import random_blocks
 from xeflash.bench.cases import Case
 from xeflash.bench.runner import Options
-from xeflash.cli import bench_shared, main
+from xeflash.cli import bench_shared, counted_blocks, main
 
 CASES = [
     Case("prefill", "fp32", 2, 4, 4, 64, 23, 23, causal=True),

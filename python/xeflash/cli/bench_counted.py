@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from xeflash.bench.blocks import KERNELS
 from xeflash.bench.cases import Case
+from xeflash.cli import counted_blocks as blocks
 from xeflash.cli.bench_shared import report
 
 # Of what the command line does not say, in the place of the preset's.
-_USUAL = {"phase": tuple(KERNELS), "dtype": ("bf16",), "heads": (1,), "head_dim": (64, 128), "seq": (4096,)}
+_USUAL = {"phase": tuple(blocks.KERNELS), "dtype": ("bf16",), "heads": (1,), "head_dim": (64, 128), "seq": (4096,)}
 
 
 def _refuse(arguments: argparse.Namespace) -> None:
@@ -22,15 +22,16 @@ def _refuse(arguments: argparse.Namespace) -> None:
     for name in ("rounds", "compare", "tuned", "plot"):
         if getattr(arguments, name) is not None:
             raise ValueError(f"bench: --{name} must be left out with --device {device}, whose times mean nothing")
-    if others := set(arguments.phase or ()) - set(KERNELS):
-        raise ValueError(f"bench: --phase must be of {', '.join(KERNELS)} with --device {device}, got {min(others)}")
+    if others := set(arguments.phase or ()) - set(blocks.KERNELS):
+        raise ValueError(
+            f"bench: --phase must be of {', '.join(blocks.KERNELS)} with --device {device}, got {min(others)}"
+        )
     if "fp32" in (arguments.dtype or ()):
         raise ValueError(f"bench: --dtype must be of bf16, fp16 with --device {device}: fp32 takes no dpas, got fp32")
 
 
 def counted(arguments: argparse.Namespace, cases_of: Callable[[argparse.Namespace], Sequence[Case]]) -> int:
     """Counts the cases and writes; 0 if the dpas of each follow its density, 1 if not."""
-    from xeflash.bench import blocks
     from xeflash.bench.environ import environment
 
     _refuse(arguments)
