@@ -16,6 +16,7 @@ from xeflash.api.attention import blocks as of_blocks
 from xeflash.api.attention import made_once
 from xeflash.call.call import Call
 from xeflash.call.schema import BHSD, BSHD
+from xeflash.selftest.attention.snippets import MASK_MOD, PERIOD
 
 BATCH, HEADS, ROWS, KEYS = 2, 4, 300, 1100
 Tensors = namedtuple("Tensors", of_blocks._OF_FLASH)
@@ -163,8 +164,9 @@ def test_no_rows_or_no_keys(sizes):
 # ---- what is computed ----------------------------------------------------------------------------
 
 # One text, so that one kernel serves all.
-TEXT = {"mask_mod": "k_idx % n > 0", "captures": {"n": 3}}
-ODD = torch.arange(130) % 3 > 0
+KIND = torch.tensor([1, 0, 2, 0, 1, 1, 3]).int()
+TEXT = {"mask_mod": MASK_MOD, "captures": {"reach": torch.full((4,), 130).int(), "kind": KIND, "period": PERIOD}}
+ODD = KIND[(torch.arange(130) // 32 + torch.arange(2)[:, None, None, None]) % PERIOD] > 0
 Q, K, V = (torch.randn(BATCH, heads, n, 64, generator=random(n)) for heads, n in ((4, 90), (2, 130), (2, 130)))
 
 
@@ -184,7 +186,7 @@ def elements(listed: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 def test_results_of_a_block_mask():
     size = (32, 64)
     partial, full = drawn(3, 3)
-    mask = of_torch(partial, full, size, 90, 130, lambda b, h, q, k: k % 3 > 0)
+    mask = of_torch(partial, full, size, 90, 130, lambda b, h, q, k: KIND[(k // 32 + b) % PERIOD] > 0)
     want = masked((elements(partial, size) & ODD) | elements(full, size))
     torch.testing.assert_close(attend(block_mask=mask, **TEXT), want)
     flash = [x.transpose(1, 2) for x in (Q, K, V)]
@@ -203,6 +205,7 @@ def test_other_ranks_have_one_batch():
     torch.testing.assert_close(got[:, 0], masked(elements(listed, (32, 64))))
 
 
+@pytest.mark.wide
 def test_dropouts_probabilities_are_those_of_listed_blocks():
     listed = drawn(3, 3)[0]
     flash = [x.transpose(1, 2) for x in (Q, K, V)]
@@ -214,37 +217,43 @@ def test_dropouts_probabilities_are_those_of_listed_blocks():
 def test_compiled_calls_do_the_same(form):
     torch.compiler.reset()
     partial, full = drawn(3, 3)
-    mask = of_torch(partial, full, (32, 64), 90, 130, lambda b, h, q, k: k % 3 > 0)
-    q = Q.clone().requires_grad_()
+    mask = of_torch(partial, full, (32, 64), 90, 130, lambda b, h, q, k: KIND[(k // 32 + b) % PERIOD] > 0)
+    q, k, v = (x.clone().requires_grad_() for x in (Q, K, V))
 
     def run(q: torch.Tensor, mask: Any, size: Any) -> torch.Tensor:
-        return xeflash.attention(q, K, V, enable_gqa=True, block_mask=mask, block_size=size, **TEXT)
+        return xeflash.attention(q, k, v, enable_gqa=True, block_mask=mask, block_size=size, **TEXT)
 
     given: Any = (partial, (32, 64)) if form == "bools" else (mask, None)
     want = run(q, *given)
-    wanted = torch.autograd.grad(want.square().sum(), q)[0]
+    wanted = torch.autograd.grad(want.square().sum(), [q, k, v])
     function = (lambda q: run(q, *given)) if form == "closed over" else run
     arguments = () if form == "closed over" else given
     got = torch.compile(function, backend="aot_eager", fullgraph=True)(q, *arguments)
-    assert torch.equal(got, want) and torch.equal(torch.autograd.grad(got.square().sum(), q)[0], wanted)
+    assert torch.equal(got, want)
+    for one, other in zip(torch.autograd.grad(got.square().sum(), [q, k, v]), wanted, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_below_vmap_and_checkpoints():
     listed = drawn(3, 3, 1)[0]
 
+    k, v = (x[:1].clone().requires_grad_() for x in (K, V))
+
     def run(q: torch.Tensor, listed: torch.Tensor) -> torch.Tensor:
-        return xeflash.attention(q, K[:1], V[:1], enable_gqa=True, block_mask=listed, block_size=(32, 64))
+        return xeflash.attention(q, k, v, enable_gqa=True, block_mask=listed, block_size=(32, 64))
 
     several = torch.stack([listed, ~listed])
-    want = torch.stack([run(Q[:1], x) for x in several])
-    assert torch.equal(torch.func.vmap(run, (None, 0))(Q[:1], several), want)
-    assert torch.equal(torch.func.vmap(run, (0, None))(Q[None, :1], listed), want[:1])
+    each = torch.stack([run(Q[:1], x) for x in several])
+    assert torch.equal(torch.func.vmap(run, (None, 0))(Q[:1], several), each)
+    assert torch.equal(torch.func.vmap(run, (0, None))(Q[None, :1], listed), each[:1])
     q = Q[:1].clone().requires_grad_()
     out = torch.utils.checkpoint.checkpoint(run, q, listed, use_reentrant=False)
-    got = torch.autograd.grad(out.square().sum(), q)[0]
-    assert torch.equal(got, torch.autograd.grad(run(q, listed).square().sum(), q)[0])
+    got = torch.autograd.grad(out.square().sum(), [q, k, v])
+    for one, want in zip(got, torch.autograd.grad(run(q, listed).square().sum(), [q, k, v]), strict=True):
+        assert torch.equal(one, want)
 
 
+@pytest.mark.wide
 def test_keys_in_8_bits_are_a_cache():
     q, k, v = (x.transpose(1, 2) for x in (Q, K, V))
     k, v = ((x * 20).to(torch.int8) for x in (k, v))
@@ -259,7 +268,9 @@ def test_the_operator_takes_bits():
     given = {"function": "f", "layout": BSHD, **dict(zip("qkv", flash, strict=True))}
     call = of_blocks.with_blocks(Call(given | {"block_mask": listed, "block_size": 64, "mask_mod": TEXT["mask_mod"]}))
     more = {name: call[name] for name in ("blocks", "block_rows", "block_keys", "mask_mod")}
-    more |= {"capture_names": ["n"], "capture_arrays": [], "capture_numbers": [3]}
+    captures = TEXT["captures"]
+    more |= {"capture_names": ["reach", "kind", "period"], "capture_arrays": [captures["reach"], KIND]}
+    more |= {"capture_numbers": [PERIOD]}
     got = torch.ops.xeflash.flash_attn(*flash, **more)[0]
     torch.testing.assert_close(got.transpose(1, 2), masked(elements(listed, (64, 64)) & ODD))
 

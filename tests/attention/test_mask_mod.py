@@ -16,6 +16,7 @@ from cover import few
 from launches import launches_of_attention
 from specs import attention, gradient, run
 from tolerance import check_attention, torch_formula
+from xeflash.selftest.attention.snippets import MASK_MOD, PERIOD
 from xeflash.selftest.reference import Blocks, Features
 
 ROWS, KEYS, HEADS = 300, 400, 4
@@ -36,9 +37,15 @@ PREFIX = torch.tensor([200, 30]).int()
 REACH = torch.tensor([0, 3, 64, 300]).int()
 SOME = torch.rand(MANY, generator=torch.Generator().manual_seed(4)) < 0.5
 BIAS = torch.randn(HEADS, generator=torch.Generator().manual_seed(5))
+GROUPS = torch.tensor([1, 0, 0, 2, 1, 0, 3]).int()  # of 32 keys each, in a period
 WIDTH, SIDE = 25, 3  # of an image, and how far a pixel sees
 
 KINDS = {
+    "groups": Kind(
+        MASK_MOD,
+        lambda b, h, i, j: (j <= i + REACH.numpy()[h]) & (GROUPS.numpy()[(j // 32 + b) % PERIOD] != 0),
+        {"reach": REACH, "kind": GROUPS, "period": PERIOD},
+    ),
     "causal": Kind("q_idx >= k_idx", lambda b, h, i, j: i >= j),
     "sliding": Kind(
         "(q_idx >= k_idx) & (q_idx - k_idx <= width)", lambda b, h, i, j: (i >= j) & (i - j <= 70), {"width": 70}
@@ -69,7 +76,7 @@ KINDS = {
     "nothing": Kind("k_idx < 0", lambda b, h, i, j: j < np.minimum(i, 0)),
     "all": Kind("k_idx >= 0", lambda b, h, i, j: j >= np.minimum(i, 0)),
 }
-DEFAULT = ("sliding", "reach")  # others have kernels of their own
+DEFAULT = ("groups",)  # others have kernels of their own
 
 
 def said(name: str, kind: str = "torch") -> dict[str, Any]:
@@ -213,28 +220,36 @@ EIGHTHS = "(k_idx / size) % 2 == (q_idx / size) % 2"
 
 @pytest.mark.parametrize("hidden", ["rows", "keys"])
 def test_partial_blocks_alone_are_masked(hidden):
-    """Of two blocks, one is full: mask_mod hides nothing there."""
+    """mask_mod hides nothing of a block that is full."""
     q, k, v = plain.make(128, 128)
-    text = "q_idx < 0" if hidden == "rows" else "k_idx < 0"
+    text = said("groups")
+    text["captures"] |= {"reach": REACH - 1000} if hidden == "rows" else {"kind": GROUPS * 0}
     one, none = torch.ones(1, 1, 1, dtype=torch.int32), torch.zeros(1, 1, 1, dtype=torch.int32)
     index = torch.zeros(1, 1, 1, 1, dtype=torch.int32)
-    full = xeflash.attention(
-        q, k, v, enable_gqa=True, block_mask=(none, index, one, index), block_size=128, mask_mod=text
-    )
+    full = xeflash.attention(q, k, v, enable_gqa=True, block_mask=(none, index, one, index), block_size=128, **text)
     torch.testing.assert_close(full, xeflash.attention(q, k, v, enable_gqa=True), rtol=1e-5, atol=1e-6)
-    partial = xeflash.attention(
-        q, k, v, enable_gqa=True, block_mask=(one, index, none, index), block_size=128, mask_mod=text
-    )
+    partial = xeflash.attention(q, k, v, enable_gqa=True, block_mask=(one, index, none, index), block_size=128, **text)
     assert not partial.any()
+
+
+def test_rows_of_heads_that_share_a_tile_are_masked():
+    """A condition that does not read h."""
+    q, k, v = plain.make(1, 300)
+    listed = torch.ones(1, 1, 1, 5, dtype=torch.bool)
+    out = xeflash.attention(q, k, v, enable_gqa=True, block_mask=listed, block_size=64, mask_mod="q_idx >= k_idx")
+    torch.testing.assert_close(out, v[:, :, :1].repeat_interleave(2, 1), rtol=1e-5, atol=1e-6)
 
 
 def test_bools_are_partial_blocks():
     q, k, v = plain.make(128, 128)
+    text = said("groups")
+    text["captures"]["kind"] = GROUPS * 0
     listed = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-    out = xeflash.attention(q, k, v, enable_gqa=True, block_mask=listed, block_size=128, mask_mod="k_idx < 0")
+    out = xeflash.attention(q, k, v, enable_gqa=True, block_mask=listed, block_size=128, **text)
     assert not out.any()
 
 
+@pytest.mark.wide
 def test_a_condition_is_asked_for_rows_and_keys_of_the_call_only():
     """It may read arrays that have an element for each of them."""
     q, k, v = plain.make(70, 90)

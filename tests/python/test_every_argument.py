@@ -19,6 +19,7 @@ from arrays import from_array, to_array
 from fuzz.case import by_operator, passing_mode
 from xeflash.api.attention.trees import packed
 from xeflash.call import schema
+from xeflash.selftest.attention.snippets import MASK_MOD, PERIOD
 
 torch_generator = torch.Generator().manual_seed(0)
 NAN = float("nan")
@@ -118,8 +119,9 @@ def blocks(rows: int, keys: int) -> dict[str, Entry]:
     """What leaves blocks out of these rows and keys: as many blocks of 16 as of more, so that either size will do."""
     listed = torch.arange(-(-rows // 16) * -(-keys // 16)).view(1, 1, -(-rows // 16), -1) % 3 > 0
     beside = {"block_mask": torch.arange(-(-keys // 32)).expand(1, 1, 1, -1) % 2 > 0, "block_size": (1 << 20, 32)}
+    captures = {"reach": int32(0, 3, 7, 1), "kind": torch.ones(PERIOD).int(), "period": PERIOD}
     return {
-        "mask_mod": Entry("k_idx % n > 0", more={"captures": {"n": 3}}),
+        "mask_mod": Entry(MASK_MOD, more={"captures": captures}),  # a text that other tests have, too
         "block_mask": Entry(listed, more={"block_size": 16}),
         "block_size": refused(16, "block_mask must have shape", **beside),
     }
