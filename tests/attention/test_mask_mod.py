@@ -215,8 +215,6 @@ def of_numpy(change: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 
 # ---- what the condition hides is left out -------------------------------------------------------
 
-EIGHTHS = "(k_idx / size) % 2 == (q_idx / size) % 2"
-
 
 @pytest.mark.parametrize("hidden", ["rows", "keys"])
 def test_partial_blocks_alone_are_masked(hidden):
@@ -261,7 +259,7 @@ def test_a_condition_is_asked_for_rows_and_keys_of_the_call_only():
 
 # ---- on GPUs ------------------------------------------------------------------------------------
 
-GPU_TESTS = ("conditions_on_gpu[reach", "not_multiplied_on_gpu")
+GPU_TESTS = ("conditions_on_gpu[groups", "not_multiplied_on_gpu")
 
 
 @pytest.mark.gpu
@@ -288,12 +286,16 @@ def test_gradients_on_gpu(xpu, dtype, variant):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1024, 256])
-def test_hidden_blocks_are_not_multiplied_on_gpu(gpu, rows):
-    """A condition of blocks that hides every other one, in place of a pattern that hides nothing."""
-    products = [
-        sum(record.dpas for record in launches_of_attention(rows, mask_mod=EIGHTHS, captures={"size": size}))
-        for size in (1024, 128)
-    ]
+@pytest.mark.parametrize("name", ["groups"])  # on the device of the conditions
+def test_hidden_blocks_are_not_multiplied_on_gpu(gpu, name, rows):
+    """A condition that hides every other block, and the same one of another array, where it hides nothing."""
+    hidden = torch.arange(32) // 4 % 2  # of 32 keys each
+    reach = to_array(torch.full((2,), 1024).int(), "gpu")
+    products = []
+    for shown in (hidden * 0 + 1, 1 - hidden):
+        captures = {"reach": reach, "kind": to_array(shown.int(), "gpu"), "period": 32}
+        records = launches_of_attention(rows, mask_mod=KINDS[name].text, captures=captures)
+        products.append(sum(record.dpas for record in records))
     assert products[1] == products[0] / 2 > 0
 
 
