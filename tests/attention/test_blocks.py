@@ -12,11 +12,10 @@ import pytest
 import torch
 import xeflash
 from arrays import to_array, to_xpu
-from cover import few_rows, with_wide
+from cover import few_rows
 from launches import launches_of_attention, products_of_gradients
-from specs import attention, cached, gradient, run
+from specs import attention, gradient, run
 from xeflash.selftest.attention.snippets import MASK_MOD, PERIOD
-from xeflash.selftest.attention.spec import Spec
 from xeflash.selftest.reference import Blocks, Features
 
 SIZES = [(1, 1), (1, 1000), (23, 127), (127, 127), (127, 1000), (1000, 1000), (1000, 23)]
@@ -124,56 +123,6 @@ def test_a_row_without_blocks_gets_zeros():
     sinks = torch.tensor([0.5, 1.0, -2.0, 3.0])
     out, lse = plain.call(q, k, v, **more, sinks=sinks)
     assert not out[:, :, 64:128].any() and torch.equal(lse[0, :, 100], sinks)
-
-
-# ---- packed sequences and caches ------------------------------------------------------------------
-
-OF_PLACES = ("blocks=64", "blocks=16x32.1h", "mask_mod", BOTH.format("32"), BOTH.format("16x128"), "blocks=32.11")
-PLACES = (("plain", "full"), ("paged16", "causal"), ("pad", "causal"), ("beams", "full"), ("index", "full"))
-PACKED = {"heads": (4, 2), "rows": 127, "keys": 300}
-RAGGED = {"heads": (4, 2), "rows": (8, 0, 33, 1), "keys": (140, 9, 33, 300), "window": "causal", "place": "paged16"}
-SHARED = (
-    [  # kernels of other tests, too
-        Spec("fp32", entry="varlen", window=window, variant=variant, **PACKED)
-        for window in ("full", "31,5")
-        for variant in OF_PLACES[:4]
-    ]
-    + [cached("fp32", rows=rows, window="causal", variant=variant) for rows in (1, 5) for variant in OF_PLACES[:3]]
-)
-OF_THEIR_OWN = (
-    [Spec("bf16", entry="varlen", window="causal", variant=variant, **PACKED) for variant in OF_PLACES]
-    + [Spec("fp32", entry="varlen-used", window="causal", variant=variant, **PACKED) for variant in OF_PLACES]
-    + [
-        cached("fp32", rows=rows, place=place, variant=variant, splits=splits, window=window)
-        for variant in OF_PLACES
-        for rows, splits in ((1, 0), (1, 3), (5, 0), (33, 0))
-        for place, window in PLACES
-    ]
-    + [
-        Spec("fp32", entry=entry, variant=variant, **RAGGED)
-        for variant in OF_PLACES
-        for entry in ("varlen", "varlen-alone", "varlen-used")
-    ]
-    + [
-        cached(
-            "fp32",
-            rows=4,
-            new=4,
-            place="paged16",
-            keys=(129, 40, 700),
-            window="causal",
-            rotary="pairs",
-            variant=variant,
-        )
-        for variant in OF_PLACES
-    ]
-    + [cached("bf16", format="e4m3", place="paged64", variant=variant) for variant in OF_PLACES]
-)
-
-
-@pytest.mark.parametrize("case", with_wide(SHARED + OF_THEIR_OWN, SHARED))
-def test_packed_sequences_and_caches(case):
-    run(case)
 
 
 # ---- what is left out is not read ---------------------------------------------------------------

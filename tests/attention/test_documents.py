@@ -94,7 +94,7 @@ ON_GPU = [
         ("bf16", (300, 1000), "random", FULL),
         ("bf16", (1, 300), "sorted", FULL),
         ("bf16", (1, 300), "random", WINDOW),
-        ("bf16", (7, 1000), "sorted", FULL),  # threads take turns at the keys
+        pytest.param("bf16", (7, 1000), "sorted", FULL, marks=pytest.mark.wide),  # threads take turns at the keys
     ],
     ids=str,
 )

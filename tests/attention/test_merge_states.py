@@ -6,7 +6,7 @@ import pytest
 import torch
 import xeflash
 from arrays import DTYPES, from_array, is_on_gpu, to_array
-from cover import few_rows
+from cover import few, few_rows
 from plain import check_rows_first
 from xeflash.selftest.reference import merged_reference
 
@@ -21,9 +21,7 @@ def part(q, k, v, **options):
 
 # Up to 8 states are merged at a time, in fp32.
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 9, 17])
-@pytest.mark.parametrize(
-    ("dtype", "dim"), few_rows([("fp32", 64), ("bf16", 111), ("fp16", 64)], ("fp32", 64), ("fp16", 64))
-)
+@pytest.mark.parametrize(("dtype", "dim"), few_rows([("fp32", 64), ("bf16", 111), ("fp16", 64)], ("fp32", 64)))
 def test_parts_give_the_whole(dtype, dim, count):
     q, k, v = draw(dtype, 23, 301, dim=dim)
     cuts = [slice(301 * i // count, 301 * (i + 1) // count) for i in range(count)]
@@ -34,13 +32,15 @@ def test_parts_give_the_whole(dtype, dim, count):
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("dtype", few(["fp32", "bf16", "fp16"], "fp32", "bf16"))
 def test_rounds_once(dtype, kind):
     check_rounds_once(dtype, kind, 11, 64)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "dim"), [("fp32", 64), ("bf16", 512), ("fp16", 64)])
+@pytest.mark.parametrize(
+    ("dtype", "dim"), few_rows([("fp32", 64), ("bf16", 512), ("fp16", 64)], ("fp32", 64), ("bf16", 512))
+)
 def test_rounds_once_on_gpu(gpu, dtype, dim):
     for count in (1, 2, 8, 9, 19):
         check_rounds_once(dtype, "gpu", count, dim)

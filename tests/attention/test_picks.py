@@ -61,7 +61,8 @@ def test_forward_matches_reference(sizes, window, kind):
     check("fp32", sizes, min(sizes[1], 30), window, kind=kind)
 
 
-@pytest.mark.parametrize("dtype", few(["bf16", "fp16"], "bf16"))
+@pytest.mark.wide
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("sizes", [(1, 300), (127, 1000)], ids=str)
 def test_forward_in_16_bits(sizes, dtype):
     check(dtype, sizes, 60, CAUSAL)
@@ -70,10 +71,11 @@ def test_forward_in_16_bits(sizes, dtype):
 @pytest.mark.parametrize(
     "more",
     [
-        {"sinks": torch.tensor([0.5, -1.0, 2.0, 3.0])},
-        {"softcap": 2.0, "alibi_slopes": torch.tensor([0.5, 0.1, 0.2, 0.0])},  # counts on positions
+        pytest.param({"sinks": torch.tensor([0.5, -1.0, 2.0, 3.0])}, id="sinks"),
+        pytest.param(  # counts on positions
+            {"softcap": 2.0, "alibi_slopes": torch.tensor([0.5, 0.1, 0.2, 0.0])}, id="scores", marks=pytest.mark.wide
+        ),
     ],
-    ids=["sinks", "scores"],
 )
 @pytest.mark.parametrize("rows", few([1, 3, 70], 70))
 def test_other_features(rows, more):

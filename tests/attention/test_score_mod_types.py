@@ -12,7 +12,7 @@ import pytest
 import torch
 import xeflash
 from arrays import from_array, to_array
-from cover import few_rows
+from cover import few, few_rows
 
 ROWS, KEYS, DIM, PAGE = 9, 24, 64, 16
 
@@ -245,7 +245,7 @@ FEW = TEXTS[1::8]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kernel", ["prefill", "decode"])
+@pytest.mark.parametrize("kernel", few(["prefill", "decode"], "prefill"))
 def test_few_mean_it_on_gpu(gpu, kernel):
     check(FEW, "gpu", kernel)
 

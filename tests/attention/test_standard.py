@@ -40,7 +40,7 @@ def check(kind, dtype, heads, dims, layout, rows, keys, mask, scale=None):
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("kernel", few(CPU, CPU[0], CPU[2]), ids=lambda k: f"{k[0]}-d{k[2][0]}x{k[2][1]}")
+@pytest.mark.parametrize("kernel", few(CPU, CPU[0]), ids=lambda k: f"{k[0]}-d{k[2][0]}x{k[2][1]}")
 def test_matches_reference(kernel, mask):
     for number, (rows, keys) in enumerate(SIZES):
         check(("torch", "numpy")[number % 2], *kernel, rows, keys, mask)
@@ -48,7 +48,7 @@ def test_matches_reference(kernel, mask):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("kernel", few(GPU, *GPU[:2]), ids=lambda kernel: f"{kernel[0]}-d{kernel[2][0]}x{kernel[2][1]}")
+@pytest.mark.parametrize("kernel", few(GPU, GPU[0]), ids=lambda kernel: f"{kernel[0]}-d{kernel[2][0]}x{kernel[2][1]}")
 def test_matches_reference_on_gpu(gpu, kernel, mask):
     for rows, keys in GPU_SIZES:
         check("gpu", *kernel, rows, keys, mask)
