@@ -161,6 +161,18 @@ def test_no_rows_or_no_keys(sizes):
         assert bits.shape == (1, 1, 0)
 
 
+@pytest.mark.parametrize("sizes", [(0, 4, 90, 130), (2, 0, 90, 130), (2, 4, 0, 130), (2, 4, 90, 0)], ids=str)
+def test_calls_without_elements(sizes):
+    batch, heads, rows, keys = sizes
+    q, k = torch.empty(batch, heads, rows, 64), torch.empty(batch, heads, keys, 64)
+    listed = torch.ones(batch, heads, -(-rows // 64), -(-keys // 32), dtype=torch.bool)
+    masks = [listed, listed.numpy(), listed[:1], listed[:, :1], lists(listed)]
+    for mask in masks:
+        for more in ({}, {"mask_mod": "k_idx % n > 0", "captures": {"n": 3}}):
+            out = xeflash.attention(q, k, k, block_mask=mask, block_size=(64, 32), **more)
+            assert out.shape == q.shape and not out.any()
+
+
 # ---- what is computed ----------------------------------------------------------------------------
 
 # One text, so that one kernel serves all.

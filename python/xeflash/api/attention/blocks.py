@@ -177,12 +177,9 @@ def _packed(xp: Any, listed: Any, full: Any) -> Any:
     """Returns the bits of blocks (..., QB, KB): those that are listed and full by rows, then both by keys."""
     both = (listed, full)
     turned = (x.mT if hasattr(x, "mT") else x.swapaxes(-1, -2) for x in both)
-    parts = [in_words(xp, x).reshape((*x.shape[:2], -1)) if x.shape[-2] else None for x in (*both, *turned)]
-    parts = [x for x in parts if x is not None]
-    if not parts:
-        return xp.zeros_like(in_words(xp, listed)).reshape((*listed.shape[:2], 0))
+    words = (in_words(xp, x) for x in (*both, *turned))
     join = xp.concat if hasattr(xp, "concat") else xp.concatenate
-    return join(parts, axis=-1)
+    return join([x.reshape((*x.shape[:2], x.shape[2] * x.shape[3])) for x in words], axis=-1)
 
 
 # ---- lists ---------------------------------------------------------------------------------------
