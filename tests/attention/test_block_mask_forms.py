@@ -358,6 +358,10 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], str]] = {
                     "block_size must be an integer, or two of them (rows, keys), got (1, 2, 3)"),
     "size of text": (TypeError, {"block_mask": LISTED, "block_size": "64"}, "block_size must be an integer"),
     "size of bool": (TypeError, {"block_mask": LISTED, "block_size": True}, "block_size must be an integer"),
+    "size 2^63": (ValueError, {"block_mask": LISTED[..., :1, :1], "block_size": 2**63},
+                  f"block_size must be below 2^63, got {2**63}"),
+    "sparse": (TypeError, {"block_mask": LISTED.to_sparse(), "block_size": 64},
+               "block_mask must be a dense tensor of bools, got torch.sparse_coo"),
     "floats": (TypeError, {"block_mask": LISTED.float(), "block_size": 64},
                "block_mask must be bool, a BlockMask of torch, or four tensors of int32: counts and indices of partial and"
                " of full blocks, got float32"),
@@ -417,6 +421,11 @@ def test_refusals(name):
     with pytest.raises(kind) as error:
         attend(**more)
     assert text in str(error.value) and str(error.value).startswith("attention: ")
+
+
+def test_chunks_of_0_are_off():
+    for more in ({"block_mask": LISTED, "block_size": 64}, TEXT):
+        torch.testing.assert_close(attend(attention_chunk=np.int64(0), **more), attend(**more))
 
 
 def test_words_are_the_callers():

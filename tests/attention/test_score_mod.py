@@ -137,7 +137,7 @@ def test_numbers_are_parameters_and_so_are_arrays_without_dimensions():
 @pytest.mark.parametrize(
     ("score_mod", "captures", "error", "message"),
     [
-        (None, {"a": 1}, ValueError, r"attention: captures are for score_mod, got {'a': 1} without"),
+        (None, {"a": 1}, ValueError, r"attention: captures are for score_mod and mask_mod, got {'a': 1} without"),
         (lambda s: s, {}, TypeError, "attention: score_mod must be a string.*got function"),
         ("  ", {}, ValueError, "attention: score_mod must not be empty"),
         ("s + a", {"a": "text"}, TypeError, r'attention: captures\["a"\].*str'),

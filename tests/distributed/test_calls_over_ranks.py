@@ -72,7 +72,7 @@ REFUSED = {
     "slopes": ({"alibi_slopes": torch.ones(3)}, "alibi_slopes must have shape [4] or [1, 4], got [3]"),
     "sinks": ({"s_aux": torch.ones(1, 4)}, "s_aux must have shape [4], got [1, 4]"),
     "score_mod": ({"score_mod": "s ? s : b"}, "score_mod must not branch"),
-    "captures": ({"captures": {"x": 1}}, "captures are for score_mod"),
+    "captures": ({"captures": {"x": 1}}, "captures are for score_mod and mask_mod"),
     "dtype": ({"dtype": torch.float64}, "q must be float32, float16 or bfloat16, got float64; q.shape = [1, 16, 4, 64]"),
     "learned": ({"score_mod": "s * x[unsigned(h)]", "captures": {"x": torch.ones(4, requires_grad=True)}}, "score_mod must have no other types than float, int and bool where captures require grad, got 'unsigned'"),
     "another": ({"num_splits": 3}, None),

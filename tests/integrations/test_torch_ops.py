@@ -438,7 +438,9 @@ def test_arguments_of_another_kind_of_call_are_refused_by_operators():
             ops.attention_backward(**given, wanted=["q"], enable_gqa=True, **{name: at})
     with pytest.raises(ValueError, match="^attention: capture_names must be a name of its own for each"):
         ops.attention(q, k, v, enable_gqa=True, score_mod="s + near[0]", capture_names=["near"])
-    with pytest.raises(ValueError, match="^attention: captures are for score_mod, got {'a': 1.0} without one"):
+    with pytest.raises(
+        ValueError, match="^attention: captures are for score_mod and mask_mod, got {'a': 1.0} without one"
+    ):
         ops.attention(q, k, v, enable_gqa=True, capture_names=["a"], capture_numbers=[1.0])
     with pytest.raises(ValueError, match="^attention: words must be names and words in turn, got 1 of them"):
         ops.attention(q, k, v, enable_gqa=True, words=["query"])

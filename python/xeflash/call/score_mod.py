@@ -61,7 +61,7 @@ def read_snippets(
     texts = [(name, text) for name, text in (("score_mod", score_mod), ("mask_mod", mask_mod)) if text is not None]
     if not texts:
         if captures:
-            raise ValueError(f"{function}: captures are for score_mod, got {captures!r} without one")
+            raise ValueError(f"{function}: captures are for score_mod and mask_mod, got {captures!r} without one")
         return None, None
     for name, text in texts:
         if not isinstance(text, str):

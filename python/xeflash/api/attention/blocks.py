@@ -25,8 +25,10 @@ _ALONE = (
     "unified_max",
 )  # other masks, which do not go with these
 _LEAST, _MOST = 16, 1 << 20  # rows or keys of a block: kLeastBlock of listed.hpp, kMostBlock of problem.cpp
+_LIMIT = 2**63
 _OF_TORCH = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _OF_FLASH = ("mask_block_cnt", "mask_block_idx", "full_block_cnt", "full_block_idx")
+_DENSE = "torch.strided"
 _OF_PACKED = ("cu_total_m_blocks", "cu_block_idx_offsets")  # fields beside them, for sequences of other lengths
 
 
@@ -82,7 +84,7 @@ def _refuse_other_masks(call: Call) -> None:
         return
     for other in _ALONE:
         value = call.get(other)
-        if value is not None and not (isinstance(value, int) and value == 0 and other == "attention_chunk"):
+        if value is not None and not (isinstance(value, Integral) and value == 0 and other == "attention_chunk"):
             raise call.refuse_given(name, f"must be None with {other}")
 
 
@@ -130,6 +132,8 @@ def _two(call: Call, name: str, size: Any) -> tuple[int, int]:
     rows, keys = sides
     if min(rows, keys) < _LEAST or rows % _LEAST or keys % _LEAST:
         raise call.refuse(name, f"must be a multiple of {_LEAST}, of rows and of keys", size, NotImplementedError)
+    if max(rows, keys) >= _LIMIT:
+        raise call.refuse(name, "must be below 2^63", size)
     return int(rows), int(keys)
 
 
@@ -144,6 +148,8 @@ def _of_bools(call: Call, axes: _Axes, size: tuple[int, int], unit: tuple[int, i
         raise call.refuse(
             "block_mask", f"{rule} of partial and of full blocks", dtype_of(mask) or type(mask).__name__, TypeError
         )
+    if (layout := str(getattr(mask, "layout", _DENSE))) != _DENSE:
+        raise call.refuse("block_mask", "must be a dense tensor of bools", layout, TypeError)
     blocks = (-(-axes.rows // size[0]), -(-axes.keys // size[1]))
     if len(shape) != 4 or shape[0] not in (1, axes.batch) or shape[1] not in (1, axes.heads) or shape[2:] != blocks:
         of = f"{axes.rows} rows and {axes.keys} keys in blocks of {size[0]} and {size[1]}"
