@@ -99,6 +99,7 @@ def test_all_forms_have_the_bits_of_a_loop(size, with_text):
         (of_torch(partial, full, size), size),
         (four, size),
         (list(four), size),
+        (tuple(x.numpy() for x in four), size),
         (Tensors(*four), size),
         (types.SimpleNamespace(**Tensors(*four)._asdict(), block_size=size), None),
     ]
@@ -118,7 +119,8 @@ def test_each_list_may_be_for_all_sequences_or_heads():
     listed = partial | full
     np.testing.assert_array_equal(got, by_loop(listed.numpy(), full.expand_as(listed).numpy()))
     one = drawn(5, 9, 1, 1)[0]
-    for mask in (lists(one), lists(one[0]), lists(one[0, 0]), (*lists(one), None, None)):
+    of_numpy = [x.numpy() for x in lists(one[0])]
+    for mask in (lists(one), lists(one[0]), lists(one[0, 0]), (*lists(one), None, None), of_numpy):
         np.testing.assert_array_equal(bits_of(mask, size)[0], by_loop(one.numpy(), one.numpy()))
 
 
@@ -244,6 +246,17 @@ def test_compiled_calls_do_the_same(form):
     assert torch.equal(got, want)
     for one, other in zip(torch.autograd.grad(got.square().sum(), [q, k, v]), wanted, strict=True):
         assert torch.equal(one, other)
+
+
+def test_make_fx_follows_lists():
+    listed = drawn(3, 3, 1)[0]
+
+    def run(q: torch.Tensor, *mask: torch.Tensor) -> torch.Tensor:
+        return xeflash.attention(q, K[:1], V[:1], enable_gqa=True, block_mask=mask, block_size=(32, 64))
+
+    graph = torch.fx.experimental.proxy_tensor.make_fx(run)(Q[:1], *lists(listed))
+    for other in (listed, ~listed):
+        assert torch.equal(graph(Q[:1], *lists(other, 3)), run(Q[:1], *lists(other)))
 
 
 def test_below_vmap_and_checkpoints():
@@ -382,7 +395,13 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], str]] = {
     "int64": (TypeError, {"block_mask": (COUNTS.long(), INDICES), "block_size": 64},
               "block_mask[0] must be a dense tensor of int32, got torch.int64"),
     "half a pair": (TypeError, {"block_mask": (COUNTS, INDICES, COUNTS, None), "block_size": 64},
-                    "block_mask[3] must be a torch tensor of int32, got NoneType"),
+                    "block_mask[3] must be a torch tensor of int32, or a numpy array as the others, got NoneType"),
+    "half of numpy": (TypeError, {"block_mask": (COUNTS, INDICES.numpy()), "block_size": 64},
+                      "block_mask[1] must be a torch tensor of int32, or a numpy array as the others, got ndarray"),
+    "int64 of numpy": (TypeError, {"block_mask": (COUNTS.long().numpy(), INDICES.numpy()), "block_size": 64},
+                       "block_mask[0] must be an array of int32, got int64"),
+    "indices of numpy": (ValueError, {"block_mask": (COUNTS.numpy(), INDICES.numpy() + 1), "block_size": 64},
+                         "block_mask[1] must be 0 to 2, the blocks of keys, got 3"),
     "counts": (ValueError, {"block_mask": (COUNTS + 1, INDICES), "block_size": 64},
                "block_mask[0] must be 0 to 3, the indices of a list, got 4"),
     "indices": (ValueError, {"block_mask": (COUNTS, INDICES + 1), "block_size": 64},

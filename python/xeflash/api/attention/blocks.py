@@ -227,35 +227,49 @@ def _hides_nothing(mask_mod: Any) -> bool:
 
 
 def _of_lists(call: Call, lists: _Lists, axes: _Axes, size: tuple[int, int], unit: tuple[int, int]) -> Any:
-    torch: Any = sys.modules.get("torch")
     blocks = (-(-axes.rows // size[0]), -(-axes.keys // size[1]))
     for i, (name, x) in enumerate(zip(lists.names, lists.arrays, strict=True)):
         if x is None and i > 1 and lists.arrays[5 - i] is None:
             continue
-        if torch is None or not isinstance(x, torch.Tensor):
-            raise call.refuse(name, "must be a torch tensor of int32", type(x).__name__, TypeError)
-        if x.dtype is not torch.int32 or x.layout is not torch.strided or x.is_nested:
-            got = "a nested one" if x.is_nested else x.dtype if x.layout is torch.strided else x.layout
-            raise call.refuse(name, "must be a dense tensor of int32", got, TypeError)
-        if isinstance(call["q"], torch.Tensor) and x.device != call["q"].device:
-            raise call.refuse(name, f"must be on the device of {call.word('q')} ({call['q'].device})", x.device)
+        _check_list(call, name, x, lists.arrays[0])
         _check_shape(call, lists, i, axes, blocks[0])
-    partial = "mask_mod" in call
+    partial, xp = "mask_mod" in call, namespace(call.function, lists.names[0], lists.arrays[0])
 
     def make() -> Any:
-        of_partial, of_full = (_named(call, lists, i, blocks[1], torch) for i in (0, 2))
+        of_partial, of_full = (_named(call, lists, i, blocks[1], xp) for i in (0, 2))
         if lists.hides is not None and not partial:
             _refuse_python(call, lists)
         listed = of_partial if of_full is None else of_partial | of_full
         if not partial:
             of_full = listed
         elif of_full is None:
-            of_full = torch.zeros_like(listed)
-        both = (_split(torch, x, axes, size, unit) for x in torch.broadcast_tensors(listed, of_full))
-        return _packed(torch, *both)
+            of_full = xp.zeros_like(listed)
+        return _packed(xp, *(_split(xp, x, axes, size, unit) for x in _broadcast(xp, listed, of_full)))
 
     tensors = [x for x in lists.arrays if x is not None]
     return made_once(tensors, ("lists", axes, size, partial, lists.hides is None), make)
+
+
+def _check_list(call: Call, name: str, x: Any, first: Any) -> None:
+    torch: Any = sys.modules.get("torch")
+    of_torch = torch is not None and isinstance(x, torch.Tensor)
+    of_numpy = type(x).__module__ == "numpy"
+    if not (of_torch or of_numpy) or of_numpy != (type(first).__module__ == "numpy"):
+        rule = "must be a torch tensor of int32, or a numpy array as the others"
+        raise call.refuse(name, rule, type(x).__name__, TypeError)
+    if not of_torch:
+        if dtype_of(x) != "int32":
+            raise call.refuse(name, "must be an array of int32", dtype_of(x), TypeError)
+        return
+    if x.dtype is not torch.int32 or x.layout is not torch.strided or x.is_nested:
+        got = "a nested one" if x.is_nested else x.dtype if x.layout is torch.strided else x.layout
+        raise call.refuse(name, "must be a dense tensor of int32", got, TypeError)
+    if isinstance(call["q"], torch.Tensor) and x.device != call["q"].device:
+        raise call.refuse(name, f"must be on the device of {call.word('q')} ({call['q'].device})", x.device)
+
+
+def _broadcast(xp: Any, *arrays: Any) -> Any:
+    return xp.broadcast_tensors(*arrays) if xp.__name__ == "torch" else xp.broadcast_arrays(*arrays)
 
 
 def _check_shape(call: Call, lists: _Lists, i: int, axes: _Axes, blocks: int) -> None:
@@ -268,39 +282,53 @@ def _check_shape(call: Call, lists: _Lists, i: int, axes: _Axes, blocks: int) ->
         raise call.refuse(name, f"must have shape [{', '.join(map(str, want))}] ({axes.rows} rows)", list(shape))
 
 
-def _named(call: Call, lists: _Lists, i: int, blocks: int, torch: Any) -> Any:
+def _named(call: Call, lists: _Lists, i: int, blocks: int, xp: Any) -> Any:
     """Returns bools (1 or B, 1 or H, QB, KB): which blocks the lists at `i` name. Their rest may be anything."""
     counts, indices = lists.arrays[i], lists.arrays[i + 1]
     if counts is None:
         return None
     counts = counts.reshape((*(1,) * (3 - counts.ndim), *counts.shape))
     indices = indices.reshape((*(1,) * (4 - indices.ndim), *indices.shape))
-    most = indices.shape[-1]
-    counted = torch.arange(most, device=counts.device) < counts[..., None]
+    most, of_torch = indices.shape[-1], xp.__name__ == "torch"
+    where = {"device": counts.device} if of_torch else {}
+    counted = xp.arange(most, **where) < counts[..., None]
     inside = (indices >= 0) & (indices < blocks)
-    if _can_look(call, lists.names[i], counts, torch):
-        if counts.numel() and not 0 <= int(counts.min()) <= int(counts.max()) <= most:
+    if _can_look(call, lists.names[i], counts):
+        if 0 not in counts.shape and not 0 <= int(counts.min()) <= int(counts.max()) <= most:
             wrong = counts[(counts < 0) | (counts > most)]
             raise call.refuse(lists.names[i], f"must be 0 to {most}, the indices of a list", int(wrong[0]))
         if bool((counted & ~inside).any()):
-            wrong = torch.broadcast_tensors(indices, counted)[0][counted & ~inside]
+            wrong = _broadcast(xp, indices, counted)[0][counted & ~inside]
             raise call.refuse(lists.names[i + 1], f"must be 0 to {blocks - 1}, the blocks of keys", int(wrong[0]))
-    at = torch.where(counted & inside, indices, blocks).long()
-    found = torch.zeros((*at.shape[:-1], blocks + 1), dtype=torch.bool, device=at.device)
-    return found.scatter(-1, at, torch.ones_like(at, dtype=torch.bool))[..., :blocks]
+    at = xp.where(counted & inside, indices, blocks)
+    found = xp.zeros((*at.shape[:-1], blocks + 1), dtype=xp.bool if of_torch else bool, **where)
+    if of_torch:
+        at = at.long()
+        found = found.scatter(-1, at, xp.ones_like(at, dtype=xp.bool))
+    else:
+        xp.put_along_axis(found, at, True, -1)
+    return found[..., :blocks]
 
 
-def _can_look(call: Call, name: str, x: Any, torch: Any) -> bool:
-    """Returns whether the numbers of a tensor can be looked at without waiting for them."""
-    return host_sees(call.function, name, x) and torch._C._functorch.peek_interpreter_stack() is None
+def _can_look(call: Call, name: str, x: Any) -> bool:
+    """Returns whether the numbers of an array can be looked at without waiting for them."""
+    return host_sees(call.function, name, x) and not _is_traced(x)
+
+
+def _is_traced(x: Any) -> bool:
+    """Returns whether an array has no numbers, or something follows what is done with it."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor):
+        return False
+    proxies = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)  # of make_fx
+    unseen = torch.compiler.is_compiling() or hasattr(x, "fake_mode") or x.is_meta
+    return bool(unseen or proxies is not None or torch._C._functorch.peek_interpreter_stack() is not None)
 
 
 def _refuse_python(call: Call, lists: _Lists) -> None:
     """Refuses partial blocks whose keys a function of Python hides; waits for their counts."""
     counts, own = lists.arrays[0], lists.hides
-    torch: Any = sys.modules["torch"]
-    seen = torch.compiler.is_compiling() or hasattr(counts, "fake_mode") or counts.is_meta
-    if seen or torch._C._functorch.peek_interpreter_stack() is not None or bool(counts.any()):
+    if _is_traced(counts) or bool(counts.any()):
         rule = f"must say in C++ what {call.word('block_mask')}.mask_mod says in Python, as blocks are partial"
         raise call.refuse(
             "mask_mod", rule, f"None beside {getattr(own, '__name__', type(own).__name__)}", NotImplementedError
