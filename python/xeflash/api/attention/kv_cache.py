@@ -74,7 +74,8 @@ def flash_attn_with_kvcache(
         softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, score_mod, captures, q_scale,
             attention_chunk, out: as in flash_attn_func.
         mask_mod, block_mask, block_size: see ``attention``; blocks of keys are those of all the room of a sequence, S
-            or its pages. They do not go with tree_mask and unified_max.
+            or its pages, and begin, as k_idx does, after its cache_leftpad. They do not go with tree_mask and
+            unified_max.
         rotary_interleaved: pairs are neighbours (GPT-J), else the two halves (GPT-NeoX).
         num_splits: of the keys, each for other work-groups, whose results are merged; up to 128; 0 chooses.
         return_softmax_lse: also return the LSE, fp32 (B, H, Sq).
