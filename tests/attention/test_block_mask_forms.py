@@ -12,11 +12,14 @@ import pytest
 import torch
 import xeflash
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from xeflash import _core
 from xeflash.api.attention import blocks as of_blocks
 from xeflash.api.attention import made_once
 from xeflash.call.call import Call
 from xeflash.call.schema import BHSD, BSHD
+from xeflash.selftest.arrays import UsmArrays
 from xeflash.selftest.attention.snippets import MASK_MOD, PERIOD
+from xeflash.selftest.values import Values
 
 BATCH, HEADS, ROWS, KEYS = 2, 4, 300, 1100
 Tensors = namedtuple("Tensors", of_blocks._OF_FLASH)
@@ -440,6 +443,23 @@ def test_refusals(name):
     with pytest.raises(kind) as error:
         attend(**more)
     assert text in str(error.value) and str(error.value).startswith("attention: ")
+
+
+@pytest.mark.gpu
+def test_masks_of_the_host_are_refused_beside_arrays_of_a_device(gpu):
+    index = next(i for i, device in enumerate(_core.devices()) if device["backend"] == "level_zero")
+    put = UsmArrays(_core.new_queue(index), on_gpu=True).put
+    q = put(Values.of(np.ones((1, 90, 2, 64), np.float32), "bfloat16"))
+    for mask in (np.ones((1, 1, 2, 2), bool), torch.ones(1, 1, 2, 2, dtype=torch.bool), lists(LISTED[..., :2])):
+        with pytest.raises(
+            ValueError, match="^flash_attn_func: block_mask must be on the device of q .*, got host memory"
+        ):
+            xeflash.flash_attn_func(q, q, q, block_mask=mask, block_size=64)
+    bools = put(Values.of(np.ones((1, 1, 2, 2), bool), "bool"))  # memory alone
+    with pytest.raises(
+        TypeError, match="^flash_attn_func: block_mask must be a torch tensor, or have __array_namespace__"
+    ):
+        xeflash.flash_attn_func(q, q, q, block_mask=bools, block_size=64)
 
 
 def test_chunks_of_0_are_off():
