@@ -62,7 +62,8 @@ struct DocumentIds {
   }
 };
 
-// The spans as units of tiles (runs.hpp), for rows, or keys, with these ids.
+// The spans as units of tiles (runs.hpp), for rows, or keys, with these ids. Rows see all keys of a
+// span if both have one id, the same.
 struct DocumentUnits {
   static constexpr int shift = std::countr_zero(static_cast<unsigned>(kSpan));
   DocumentIds ids;
@@ -80,7 +81,6 @@ struct DocumentUnits {
       const auto is_same = (least == others.greatest) & (greatest == others.least);
       bits.all |= bits_of(is_same & is_there) << first;
     }
-    if (!others.is_one()) bits.all = 0;
     return bits;
   }
 };
