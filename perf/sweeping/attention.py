@@ -31,7 +31,8 @@ def problems(arch: str, algorithm: str, dtypes: tuple[str, ...], dims: tuple[int
     accesses = ("",) if is_cpu(arch) else ("elements", "dwords") + ("block2d",) * (arch != "dg2")
     changes: tuple[dict[str, Any], ...] = ({"cache_dtype": "int8"}, {"hooks": ("SoftCap",)}, {})
     changes = changes[1:] if algorithm in xe.BACKWARD else changes
-    changes = ({},) if is_cpu(arch) else (*changes, *[{"packed_heads": True}] * (algorithm == "flash_fwd"))
+    changes = ({"mask": "Documents"}, *changes, *[{"packed_heads": True}] * (algorithm == "flash_fwd"))
+    changes = ({},) if is_cpu(arch) else changes
     for dim, rows, dtype, access, change in itertools.product(sorted(dims), ROWS[algorithm], dtypes, accesses, changes):
         yield Desc(algorithm, arch, DTYPE_NAMES[dtype], dim, dim, rows, access=access, **change)
 

@@ -92,7 +92,8 @@ def test_every_number_is_rounded_to_the_nearest(name, scale):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", few(FORMATS, "e4m3"))
+@pytest.mark.wide
+@pytest.mark.parametrize("name", FORMATS)
 def test_every_number_is_rounded_to_the_nearest_on_gpu(gpu, name):
     check_rounding(name, 0.25, "gpu")
 
@@ -113,7 +114,8 @@ def test_array_of_scales_gets_the_largest_of_a_row(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", few(FORMATS, "int8"))
+@pytest.mark.wide
+@pytest.mark.parametrize("name", FORMATS)
 def test_array_of_scales_gets_the_largest_of_a_row_on_gpu(gpu, name):
     check_scales(name, "gpu")
 

@@ -110,7 +110,7 @@ def test_each_node_sees_itself_and_what_its_parent_sees():
     assert tree[0].sum() == 1 and not torch.equal(tree, torch.ones(40, 40).tril().bool())
 
 
-@pytest.mark.parametrize("phase", ["prefill", "backward"])
+@pytest.mark.parametrize("phase", ["prefill", pytest.param("backward", marks=pytest.mark.wide)])
 def test_blocks_are_checked_and_beside_torchs_mask(phase, monkeypatch):
     monkeypatch.setattr(forms, "flex_form", lambda case, inputs: refused)
     blocks = Case(phase, "fp32", 1, 2, 1, 64, 100, 100, causal=False, share=0.3, block_size=32)

@@ -20,7 +20,7 @@ def device_of(request):
 
 
 def test_random_calls():
-    check(Run(seed=71, cases=100, width="narrow"))
+    check(Run(seed=75, cases=100, width="narrow"))
 
 
 @pytest.mark.parametrize("cases", [600, pytest.param(4800, marks=pytest.mark.long)])

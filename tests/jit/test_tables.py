@@ -96,7 +96,7 @@ def accesses(arch):
 
 def gradient_descs(arch, algorithm):
     """What calls ask for of the backward pass, from small to large."""
-    changes = ({}, {"hooks": ("SoftCap",)}, {"score_mod": ScoreMod("s", ())}, {"dropout": True})
+    changes = ({}, {"hooks": ("SoftCap",)}, {"score_mod": ScoreMod("s", ())}, {"dropout": True}, {"mask": "Documents"})
     for dtype, dim, rows, access, change in itertools.product(TYPES, DIMS, (16, 32, 64, 128), accesses(arch), changes):
         yield Desc(algorithm, arch, dtype, dim, dim, rows, access=access, **change)
 

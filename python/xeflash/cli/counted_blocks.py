@@ -1,4 +1,4 @@
-"""What simulated GPUs do of calls with random masks of blocks, beside the same calls without a mask."""
+"""Counts of simulated GPUs for calls with random masks of blocks, beside the same calls without a mask."""
 
 from __future__ import annotations
 
