@@ -200,4 +200,5 @@ def keeps_order(desc: Desc) -> bool:
     PVC's messages then wait for less, but other kernels spill.
     """
     plain = not (changes_scores(desc) or desc.cache_dtype or desc.dropout or desc.packed_heads)
-    return desc.arch == "pvc" and desc.access == "block2d" and plain and sees_ranges(desc)
+    has_runs = desc.mask in ("Documents", "Listed") and 64 < max(desc.head_dim, desc.head_dim_v) <= 128
+    return desc.arch == "pvc" and desc.access == "block2d" and plain and (sees_ranges(desc) or has_runs)
