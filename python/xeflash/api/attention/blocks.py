@@ -17,14 +17,9 @@ from xeflash.call.schema import BHSD, THD
 from xeflash.call.values import host_sees, namespace, shape_of
 
 _NAMES = frozenset({"block_mask", "block_size", "mask_mod"})
-_ALONE = (
-    "document_ids",
-    "attention_chunk",
-    "gather_kv_indices",
-    "tree_mask",
-    "unified_max",
-)  # other masks, which do not go with these
-_LEAST, _MOST = 16, 1 << 20  # rows or keys of a block: kLeastBlock of listed.hpp, kMostBlock of problem.cpp
+# These do not go with blocks and conditions.
+_ALONE = ("document_ids", "attention_chunk", "gather_kv_indices", "tree_mask", "unified_max")
+_LEAST, _MOST = 16, 1 << 20  # rows or keys of a block: kLeastBlock and kMostBlock of host/attention/blocks.cpp
 _LIMIT = 2**63
 _OF_TORCH = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _OF_FLASH = ("mask_block_cnt", "mask_block_idx", "full_block_cnt", "full_block_idx")
