@@ -153,7 +153,7 @@ struct MergeParams {
 constexpr int32_t kUnbounded = 0x7fffffff;
 
 // The arrays and numbers that a score_mod or mask_mod captured, see score_mod.hpp.
-constexpr int kMaxCapturedArrays = 4, kMaxCapturedNumbers = 8, kMaxCapturedRank = 4;
+constexpr int kMaxCapturedArrays = 8, kMaxCapturedNumbers = 8, kMaxCapturedRank = 4;
 struct CapturedArray {
   const void* data;
   int32_t stride[kMaxCapturedRank];  // elements; the array spans less than 2 GiB

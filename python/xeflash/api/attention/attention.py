@@ -65,7 +65,7 @@ def attention(
             int or float (`float y = s`) does not compile: write `auto y = s`. It is compiled into the kernel at its
             first use. The snippet is code that runs in this process and may read and write all its memory: never take
             it from somebody whom you do not trust.
-        captures: values that score_mod and mask_mod read by name: at most 8 numbers, and 4 arrays of up to 4 dimensions
+        captures: values that score_mod and mask_mod read by name: at most 8 numbers, and 8 arrays of up to 4 dimensions
             (fp32, fp16, bf16, int32, bool), read as `name[i]` or `name(i, j)`, or as `name` if it has no dimensions. An
             index past an end reads the element at that end. Tensors that require grad get gradients: each element's is
             the sum over the scores that have read it. mask_mod's have none.
