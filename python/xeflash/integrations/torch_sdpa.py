@@ -32,44 +32,24 @@ import importlib
 import math
 import threading
 from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
-from torch._C._functorch import peek_interpreter_stack
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.autograd import forward_ad
 
 from xeflash import _core, attention, torch_ops
 from xeflash.call.call import Call
 from xeflash.call.schema import THD
 from xeflash.integrations import _torch_context_parallel
+from xeflash.integrations._from_torch import TYPES, Calls, Switch, are_plain, have_kernels
 from xeflash.torch_ops.library import requires_grad
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_TYPES = (Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
-_MAX_HEAD_DIM = 576
 
 _lock = threading.Lock()
 _libraries: list[Any] = []
-_everywhere = False
-_holders = 0  # users of torch's fast path being off: enable() and open contexts
 _fast_path = True  # the setting of the fast path before
 _record_by_torch: dict[str, Any] = {}  # torch's own kernels above autograd, of varlen
-_here: ContextVar[bool] = ContextVar("xeflash_torch_sdpa", default=False)
-
-
-class Calls(NamedTuple):
-    """Counts of the calls of torch's functions that xeflash and torch have run since the process began."""
-
-    xeflash: int
-    torch: int
-
-
-_calls = {"xeflash": 0, "torch": 0}
 
 
 def calls() -> Calls:
@@ -77,7 +57,7 @@ def calls() -> Calls:
 
     Threads that call at once may lose a count.
     """
-    return Calls(**_calls)
+    return _switch.calls()
 
 
 def enable() -> None:
@@ -92,21 +72,12 @@ def enable() -> None:
     1
     >>> torch_sdpa.disable()
     """
-    global _everywhere
-    _register()
-    with _lock:
-        if not _everywhere:
-            _hold_fast_path()
-        _everywhere = True
+    _switch.enable()
 
 
 def disable() -> None:
     """Undoes ``enable``; open contexts of ``use_xeflash`` stay in force."""
-    global _everywhere
-    with _lock:
-        if _everywhere:
-            _release_fast_path()
-        _everywhere = False
+    _switch.disable()
 
 
 @contextlib.contextmanager
@@ -119,23 +90,15 @@ def use_xeflash() -> Iterator[None]:
     >>> with torch_sdpa.use_xeflash():
     ...     out = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
     """
-    _register()
-    token = _here.set(True)
-    with _lock:
-        _hold_fast_path()
-    try:
+    with _switch.here():
         yield
-    finally:
-        with _lock:
-            _release_fast_path()
-        _here.reset(token)
 
 
 class _Activation:
     """The handle that torch's registry holds while it has us activated."""
 
     def __init__(self) -> None:
-        self._before = _everywhere
+        self._before = _switch.is_everywhere
         enable()
 
     def remove(self) -> None:
@@ -149,23 +112,13 @@ with contextlib.suppress(AttributeError):  # torch before 2.11
 
 
 def _hold_fast_path() -> None:
-    global _holders, _fast_path
-    if not _holders:
-        _fast_path = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-    _holders += 1
+    global _fast_path
+    _fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
 
 
 def _release_fast_path() -> None:
-    global _holders
-    _holders -= 1
-    if not _holders:
-        torch.backends.mha.set_fastpath_enabled(_fast_path)
-
-
-def _on() -> bool:
-    """Returns whether the calls of this thread come here."""
-    return _everywhere or _here.get()
+    torch.backends.mha.set_fastpath_enabled(_fast_path)
 
 
 def _register() -> None:
@@ -195,27 +148,7 @@ def _register() -> None:
             _libraries.append(packed)
 
 
-def _count_call(ours: bool) -> bool:
-    """Counts a call of torch's functions for xeflash, or for torch; returns `ours`."""
-    if _on():
-        _calls["xeflash" if ours else "torch"] += 1
-    return ours
-
-
-def _plain(*tensors: Tensor) -> bool:
-    """Returns whether tensors are dense, of our types and one of our dtypes, and seen by no function transform."""
-    dtype = tensors[0].dtype
-    if dtype not in _DTYPES:
-        return False
-    if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
-        return False
-    return all(type(x) in _TYPES and x.dtype is dtype and x.layout is torch.strided for x in tensors)
-
-
-def _fits(dim: Any, dim_v: Any, device: str) -> bool:
-    """Returns whether there are kernels for these head dims."""
-    step = 1 if device == "cpu" else 8
-    return all(0 < d <= _MAX_HEAD_DIM and d % step == 0 for d in (dim, dim_v))
+_switch = Switch("torch_sdpa", _register, _hold_fast_path, _release_fast_path)
 
 
 # ---- scaled_dot_product_attention ---------------------------------------------------------------
@@ -232,21 +165,21 @@ def _sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    ours = _on() and (
-        _plain(query, key, value)
+    ours = _switch.is_on() and (
+        are_plain(query, key, value)
         and dropout_p == 0.0
         and (scale is None or math.isfinite(scale))
         and _shapes_fit(query, key, value, enable_gqa)
         and (attn_mask is None or (not is_causal and _mask_fits(attn_mask, query, key)))
     )
-    if not ours and _on() and type(query).__name__ == "DTensor":
+    if not ours and _switch.is_on() and type(query).__name__ == "DTensor":
         dealt = _torch_context_parallel.attend(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
         )  # fmt: skip
         if dealt is not None:
-            _count_call(True)
+            _switch.count(True)
             return dealt
-    if not _count_call(ours):
+    if not _switch.count(ours):
         return torch.ops.aten.scaled_dot_product_attention.default._op_dk(
             DispatchKey.CompositeImplicitAutograd, query, key, value, attn_mask, dropout_p, is_causal,
             scale=scale, enable_gqa=enable_gqa,
@@ -264,7 +197,7 @@ def _shapes_fit(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> 
     rank, dim = query.dim(), query.shape[-1]
     if rank < 2 or key.dim() != rank or value.dim() != rank or key.shape[:-1] != value.shape[:-1]:
         return False
-    if key.shape[-1] != dim or not _fits(dim, value.shape[-1], query.device.type):
+    if key.shape[-1] != dim or not have_kernels(dim, value.shape[-1], query.device.type):
         return False
     if enable_gqa and rank > 2:
         heads, heads_k = query.shape[-3], key.shape[-3]
@@ -273,7 +206,7 @@ def _shapes_fit(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> 
 
 
 def _mask_fits(mask: Tensor, query: Tensor, key: Tensor) -> bool:
-    if type(mask) not in _TYPES or mask.dtype not in (torch.bool, query.dtype) or mask.layout is not torch.strided:
+    if type(mask) not in TYPES or mask.dtype not in (torch.bool, query.dtype) or mask.layout is not torch.strided:
         return False
     sizes = (*query.shape[:-1], key.shape[-2])
     rank = mask.dim()
@@ -299,7 +232,7 @@ def _varlen_recorded(keys: Any, *arguments: Any) -> Any:
 def _varlen(*arguments: Any) -> Any:
     call = _PackedCall(*arguments)
     recorded = not torch.is_inference_mode_enabled() and any(x.requires_grad for x in arguments[:3])
-    if not _count_call(call.fits() and not recorded):
+    if not _switch.count(call.fits() and not recorded):
         return torch.ops.torch_attn._varlen_attn.default._op_dk(DispatchKey.CompositeExplicitAutograd, *arguments)
     out = torch.empty_like(call.query)
     return out, call.attend(out), torch.zeros(2, dtype=torch.uint64, device=out.device)
@@ -310,7 +243,7 @@ def _varlen_out(out: Tensor, *arguments: Any) -> Any:
     fits = (
         call.fits() and not requires_grad(*call[:3]) and out.dtype is call.query.dtype and out.shape == call.query.shape
     )
-    if not _count_call(fits and (out.stride(-1) == 1 or out.shape[-1] == 1)):
+    if not _switch.count(fits and (out.stride(-1) == 1 or out.shape[-1] == 1)):
         return torch.ops.torch_attn._varlen_attn_out.default._op_dk(
             DispatchKey.CompositeExplicitAutograd, out, *arguments
         )
@@ -339,11 +272,11 @@ class _PackedCall(NamedTuple):
         query, key, value = self[:3]
         rank = 3 if self.block_table is None else 4
         return (
-            _on()
-            and _plain(query, key, value)
+            _switch.is_on()
+            and are_plain(query, key, value)
             and (query.dim(), key.dim(), value.dim()) == (3, rank, rank)
             and query.shape[-1] == key.shape[-1] == value.shape[-1]
-            and _fits(query.shape[-1], value.shape[-1], query.device.type)
+            and have_kernels(query.shape[-1], value.shape[-1], query.device.type)
             and (self.block_table is None or (key.shape[1] > 0 and key.shape[1] % 16 == 0))
             and (self.cu_seq_k is not None or (self.block_table is not None and self.seqused_k is not None))
             and not self.num_splits
@@ -378,7 +311,7 @@ class _PackedCall(NamedTuple):
 
     def record(self) -> tuple[Tensor, Tensor, Tensor]:
         """Runs the call with gradients of out and LSE; returns the operator's results."""
-        _count_call(True)
+        _switch.count(True)
         with torch.autocast(self.query.device.type, enabled=False):  # torch casts nothing here
             out, lse = torch_ops.attend(Call(self._words()))
         return out, lse, torch.zeros(2, dtype=torch.uint64, device=out.device)

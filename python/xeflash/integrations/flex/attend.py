@@ -1,0 +1,53 @@
+"""A call of flex_attention by xeflash's attention, once its functions are snippets."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from xeflash import attention, torch_ops
+from xeflash.integrations.flex.kept import Found
+from xeflash.integrations.flex.snippet import Place
+from xeflash.torch_ops.library import requires_grad
+
+_ONE_BLOCK = 1 << 30  # the sides of the block that torch makes where there is no mask
+
+
+class Blocks(NamedTuple):
+    """The fields of a BlockMask that attention reads; its mask_mod is a snippet beside it."""
+
+    kv_num_blocks: Tensor
+    kv_indices: Tensor
+    full_kv_num_blocks: Tensor | None
+    full_kv_indices: Tensor | None
+    BLOCK_SIZE: tuple[int, int]
+    seq_lengths: tuple[Any, Any]
+    mask_mod: None = None
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, score_mod: Found | None, mask_mod: Found | None, blocks: Blocks | None,
+    scale: float | None, return_lse: bool,
+) -> Any:  # fmt: skip
+    """Returns out, with the LSE if it is asked for; key and value may have fewer heads, and one batch for all."""
+    place = Place(*query.shape[:3], key.shape[2], query.device)
+    more: dict[str, Any] = {}
+    captures: dict[str, Any] = {}
+    for name, found in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+        if found is not None and found.snippet.text:
+            more[name] = found.snippet.text
+            captures |= found.snippet.captures(found.tensors, place)
+    if captures:
+        more["captures"] = captures
+    if blocks is not None and min(blocks.BLOCK_SIZE) < _ONE_BLOCK:
+        more["block_mask"] = blocks
+    if key.shape[0] == 1 != query.shape[0]:
+        key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
+    tensors = [x for x in captures.values() if isinstance(x, Tensor)]
+    if not torch_ops.needed(query, key, value) and not requires_grad(query, key, value, *tensors):
+        out = torch.empty_like(query)  # in memory as torch has it, for models that transpose back
+        if out.stride(-1) == 1 and value.shape[-1] == query.shape[-1]:
+            more["out"] = out
+    return attention(query, key, value, scale=scale, enable_gqa=True, return_lse=return_lse, **more)

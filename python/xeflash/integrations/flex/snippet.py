@@ -1,0 +1,155 @@
+"""A function of torch as a snippet of C++, and the arrays and numbers that the snippet reads in a call."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from xeflash.api.attention.made_once import made_once
+from xeflash.call.score_mod import read_snippets
+from xeflash.integrations.flex.expressions import Expr, Refused, as_bool, as_float
+from xeflash.integrations.flex.traced import Traced, trace
+from xeflash.integrations.flex.translate import READABLE, Capture, translate
+from xeflash.torch_ops.library import requires_grad
+
+_MOST_ARRAYS, _MOST_NUMBERS = 8, 8  # kMaxCapturedArrays and kMaxCapturedNumbers of kernels/attention/params.hpp
+_MOST_OF_TABLE = 1 << 22  # elements
+_IN_TEXT = (0, 1, 2, 0.5, math.inf)  # numbers that are not captured
+_MOST_BRACKETS = 24  # in one statement
+_INT32 = torch.iinfo(torch.int32)
+
+
+class Place(NamedTuple):
+    """The sizes of a call, and its device."""
+
+    b: Any
+    h: Any
+    q: Any
+    k: Any
+    device: torch.device
+
+
+class Snippet:
+    """A score_mod, or a mask_mod, in C++; its text is empty if it changes nothing."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        scores: bool,
+        device: torch.device,
+        given: Sequence[Any],
+        seen: Sequence[Tensor],
+    ) -> None:
+        """Translates a function; see trace() for `given` and `seen`."""
+        self.name = "score_mod" if scores else "mask_mod"
+        self.traced = trace(function, scores, device, given, seen)
+        result = translate(self.traced)
+        result = as_float(result) if scores else as_bool(result)
+        writer = _Writer("" if scores else "m", self.traced)
+        self.text = "" if result.code == "s" or result.value is True else writer.write(result)
+        self._numbers, self._arrays = writer.numbers, writer.arrays
+        self._tables: dict[Any, Tensor] = {}
+        if self.text:
+            try:
+                read_snippets("", *((self.text, None) if scores else (None, self.text)), self._numbers | self._arrays)
+            except ValueError as error:
+                raise Refused(f"what a snippet may be: {error}") from error
+
+    def captures(self, tensors: Sequence[Tensor], place: Place) -> dict[str, Any]:
+        """Returns what the snippet reads, for the tensors of a call."""
+        return self._numbers | {name: self._array(x, tensors, place) for name, x in self._arrays.items()}
+
+    def _array(self, capture: Capture, tensors: Sequence[Tensor], place: Place) -> Tensor:
+        every = (*tensors, *self.traced.own)
+        sources = [every[i] for i in self.traced.read_by(capture.node)]
+        sizes = tuple(getattr(place, name) for name in capture.side)
+        if math.prod(sizes) > _MOST_OF_TABLE:
+            raise Refused(f"a table of {math.prod(sizes)} elements (at most {_MOST_OF_TABLE})")
+
+        def make() -> Tensor:
+            return _readable(self.traced.value(capture.node, capture.side, every, place), place.device)
+
+        if self.name == "score_mod" and requires_grad(*sources):
+            return make()
+        with torch.no_grad():
+            if capture.node in self.traced.tensors and _readable(sources[0], place.device) is sources[0]:
+                return sources[0].detach() if self.name == "mask_mod" else sources[0]
+            if sources:
+                return made_once(sources, (self, capture, place.device, sizes), make)
+            return make()
+
+
+def _readable(x: Tensor, device: torch.device) -> Tensor:
+    """Returns a tensor as kernels read it; integers beyond 32 bits become the nearest that have them."""
+    if x.dtype is torch.float64:
+        raise Refused("captured tensors of float64")
+    if x.dtype not in READABLE:
+        x = x.clamp(_INT32.min, _INT32.max).to(torch.int32) if x.dtype is torch.int64 else x.to(torch.int32)
+    return x if x.device == device else x.to(device)
+
+
+class _Writer:
+    """Writes an expression as statements: one for each value that is read more than once."""
+
+    def __init__(self, prefix: str, traced: Traced) -> None:
+        self._prefix, self._traced = prefix, traced
+        self._lines: list[str] = []
+        self._names: dict[Any, str] = {}  # of expressions and of their texts
+        self._uses: Counter[Expr] = Counter()
+        self.arrays: dict[str, Capture] = {}
+        self.numbers: dict[str, Any] = {}
+
+    def write(self, x: Expr) -> str:
+        self._count(x)
+        result = self._text(x)
+        return "\n".join([*self._lines, f"return {result};"]) if self._lines else result
+
+    def _count(self, x: Expr) -> None:
+        for i, part in enumerate(x.of):
+            if part not in self._uses:
+                self._count(part)
+            self._uses[part] += x.code.count(f"{{{i}}}") or 1
+
+    def _text(self, x: Expr) -> str:
+        if x.value is not None:
+            return self._number(x)
+        if x not in self._names:
+            parts = [self._text(part) for part in x.of]
+            text = x.code.format(*parts)
+            if x.capture is not None:
+                text = self._array(x.capture) + (f"({', '.join(parts)})" if parts else "")
+            if parts and text not in self._names and (self._uses[x] > 1 or text.count("(") > _MOST_BRACKETS):
+                self._names[text] = f"t{len(self._lines)}"
+                self._lines.append(f"const auto {self._names[text]} = {text};")
+            self._names[x] = self._names.get(text, text)
+        return self._names[x]
+
+    def _number(self, x: Expr) -> str:
+        """Returns a number's text, or the name that it is captured by, so that other values need no other kernel."""
+        if x.code and (x.stays or abs(x.value) in _IN_TEXT):
+            return x.code
+        for name, known in self.numbers.items():
+            if known is x.value or (x.code and type(known) is type(x.value) and known == x.value):
+                return name
+        if len(self.numbers) == _MOST_NUMBERS:
+            if not x.code:
+                raise Refused(f"more than {_MOST_NUMBERS} numbers that vary")
+            return x.code
+        name = f"{self._prefix}n{len(self.numbers)}"
+        self.numbers[name] = x.value
+        return name
+
+    def _array(self, capture: Capture) -> str:
+        for name, known in self.arrays.items():
+            if known == capture:
+                return name
+        if len(self.arrays) == _MOST_ARRAYS:
+            raise Refused(f"more than {_MOST_ARRAYS} captured tensors")
+        name = f"{self._prefix}a{len(self.arrays)}"
+        self.arrays[name] = capture
+        return name

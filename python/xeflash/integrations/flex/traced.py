@@ -1,0 +1,158 @@
+"""Functions of torch as graphs, whose nodes torch can compute again from a call's own tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import core_aten_decompositions
+from torch._dispatch.python import suspend_functionalization
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import disable_functional_mode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+from torch.fx.node import map_arg
+from torch.overrides import TorchFunctionMode
+
+from xeflash.integrations.flex.expressions import Refused
+
+SIDES = ("b", "h", "q", "k")
+
+
+@dataclass(eq=False)
+class Traced:
+    """A traced function."""
+
+    graph: Graph
+    inputs: dict[Node, str]  # the score and the indices
+    tensors: dict[Node, int]  # captured tensors, by their number among those of the call
+    numbers: dict[Node, Any]  # captured numbers
+    seen: int  # the number of the call's tensors
+    own: tuple[Tensor, ...]  # tensors that the function makes, numbered after those
+    looks: bool  # it reads values of captured tensors, or tensors that nobody has counted
+
+    def read_by(self, node: Node) -> list[int]:
+        """Returns the numbers of the captured tensors that a node is computed from."""
+        found, nodes = {node: None}, [node]
+        while nodes:
+            for x in nodes.pop().all_input_nodes:
+                if x not in found:
+                    found[x] = None
+                    nodes.append(x)
+        return sorted({self.tensors[x] for x in found if x in self.tensors})
+
+    def value(self, node: Node, side: tuple[str, ...], tensors: Sequence[Tensor], place: Any) -> Tensor:
+        """Returns a node's value, computed by torch from these tensors, for all positions of one side of a call."""
+        known: dict[Node, Any] = {n: tensors[i] for n, i in self.tensors.items()} | self.numbers
+        if node in known:
+            return known[node]
+
+        def one(*index: Tensor) -> Any:
+            at = dict(zip(side, index, strict=True))
+            return _computed(node, known | {n: at[name] for n, name in self.inputs.items() if name in at})
+
+        f: Callable[..., Any] = one
+        for i in reversed(range(len(side))):
+            f = torch.vmap(f, in_dims=tuple(0 if j == i else None for j in range(len(side))))
+        return f(*(torch.arange(getattr(place, name), dtype=torch.int32, device=place.device) for name in side))
+
+
+def _computed(node: Node, known: dict[Node, Any]) -> Any:
+    if node not in known:
+        assert callable(node.target)
+        known[node] = node.target(
+            *map_arg(node.args, lambda n: _computed(n, known)), **map_arg(node.kwargs, lambda n: _computed(n, known))
+        )
+    return known[node]
+
+
+class _Watch(TorchFunctionMode):
+    """Sees whether a function looks at the values of captured tensors."""
+
+    looks = False
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.looks |= getattr(function, "__name__", "") in _LOOKS
+        return function(*args, **(kwargs or {}))
+
+
+_LOOKS = {"item", "tolist", "numpy", "__int__", "__float__", "__bool__", "__index__", "__array__", "data_ptr"}
+
+
+@functools.cache
+def _decompositions() -> Any:
+    return core_aten_decompositions()
+
+
+def trace(
+    function: Callable[..., Any], scores: bool, device: torch.device, given: Sequence[Any], seen: Sequence[Tensor]
+) -> Traced:
+    """Traces a score_mod, or a mask_mod (`scores` is False).
+
+    `given` are tensors and numbers that it takes after its indices, `seen` those that it captures.
+    """
+    tensors = [x for x in given if isinstance(x, Tensor)]
+    watch = _Watch()
+
+    def call(*arguments: Any) -> Any:  # make_fx looks at the signature
+        return function(*arguments)
+
+    with contextlib.ExitStack() as stack:
+        for context in (suspend_functionalization(), disable_functional_mode(), disable_proxy_modes_tracing()):
+            stack.enter_context(context)
+        mode = detect_fake_mode(tensors) or FakeTensorMode(allow_non_fake_inputs=True)
+        with mode:
+            index = [torch.empty((), dtype=torch.int32, device=device) for _ in SIDES]
+            score = [torch.empty((), dtype=torch.float32, device=device)] if scores else []
+            stand_ins = [
+                torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device)
+                if isinstance(x, Tensor)
+                else x
+                for x in given
+            ]
+        try:
+            with TransformGetItemToIndex(), watch:
+                module = make_fx(call, decomposition_table=_decompositions(), _allow_non_fake_inputs=True)(
+                    *score, *index, *stand_ins
+                )
+        except Refused:
+            raise
+        except Exception as error:  # what cannot be traced, as torch says it
+            said = (str(error).splitlines() or [""])[0][:200]
+            raise Refused(f"a function that cannot be traced: {type(error).__name__}: {said}") from error
+    module.graph.eliminate_dead_code()
+    return _split(module, scores, given, seen, watch.looks)
+
+
+def _split(module: GraphModule, scores: bool, given: Sequence[Any], seen: Sequence[Tensor], looks: bool) -> Traced:
+    names = ("s", *SIDES) if scores else SIDES
+    holders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    traced = Traced(module.graph, dict(zip(holders, names, strict=False)), {}, {}, len(seen), (), looks)
+    at = 0
+    for node, x in zip(holders[len(names) :], given, strict=True):
+        if isinstance(x, Tensor):
+            traced.tensors[node] = at
+            at += 1
+        else:
+            traced.numbers[node] = x
+    known = {id(x): i for i, x in enumerate(seen)}
+    attributes = [n for n in module.graph.nodes if n.op == "get_attr"]
+    for node in attributes:
+        x = operator.attrgetter(node.target)(module)
+        if id(x) not in known:
+            known[id(x)] = len(seen) + len(traced.own)
+            traced.own = (*traced.own, x)
+            traced.looks |= any(user.target is not torch.ops.aten.lift_fresh_copy.default for user in node.users)
+        traced.tensors[node] = known[id(x)]
+        node.meta.setdefault("val", torch.empty_like(x, device="meta"))
+    for name in {str(n.target) for n in attributes}:
+        delattr(module, name)  # a graph keeps no caller's tensors alive
+    return traced
