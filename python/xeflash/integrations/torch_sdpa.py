@@ -45,7 +45,6 @@ from xeflash.integrations import _torch_context_parallel
 from xeflash.integrations._from_torch import TYPES, Calls, Switch, are_plain, have_kernels
 from xeflash.torch_ops.library import requires_grad
 
-
 _lock = threading.Lock()
 _libraries: list[Any] = []
 _fast_path = True  # the setting of the fast path before

@@ -9,8 +9,8 @@
 
 A score_mod and a mask_mod are traced once, and written as snippets of C++. Tensors that they capture are read by the
 kernel, and get gradients if they require them. Numbers that they capture are arguments of the kernel, so that another
-window compiles nothing. Blocks that a BlockMask does not list are left out. Gradients are there on CPUs, too, where torch
-has none.
+window compiles nothing. Blocks that a BlockMask does not list are left out. Gradients are there on CPUs, too, where
+torch has none.
 
 While the switch is on, calls of ``torch.nn.attention.flex_attention.flex_attention`` come here, also those of code that
 imported the function before, and those that torch.compile traces while it is on (what was compiled before stays what it

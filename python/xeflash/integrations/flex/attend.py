@@ -32,7 +32,8 @@ def attend(
     scale: float | None, return_lse: bool,
 ) -> Any:  # fmt: skip
     """Returns out, with the LSE if it is asked for; key and value may have fewer heads, and one batch for all."""
-    place = Place(*query.shape[:3], key.shape[2], query.device)
+    batch, heads, rows, _ = query.shape
+    place = Place(batch, heads, rows, key.shape[2], query.device)
     more: dict[str, Any] = {}
     captures: dict[str, Any] = {}
     for name, found in (("score_mod", score_mod), ("mask_mod", mask_mod)):
@@ -43,8 +44,8 @@ def attend(
         more["captures"] = captures
     if blocks is not None and min(blocks.BLOCK_SIZE) < _ONE_BLOCK:
         more["block_mask"] = blocks
-    if key.shape[0] == 1 != query.shape[0]:
-        key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
+    if key.shape[0] == 1 != batch:
+        key, value = key.expand(batch, -1, -1, -1), value.expand(batch, -1, -1, -1)
     tensors = [x for x in captures.values() if isinstance(x, Tensor)]
     if not torch_ops.needed(query, key, value) and not requires_grad(query, key, value, *tensors):
         out = torch.empty_like(query)  # in memory as torch has it, for models that transpose back

@@ -1,7 +1,7 @@
 """Expressions of C++ for one score, and the operations that torch's functions apply to them, by torch's rules.
 
-Where the rules differ from C++'s: ``/`` of integers gives a float, ``//`` and ``%`` round down, bools stay bools under
-``&``, ``|`` and ``^``. An expression knows whether it may be negative, so that most divisions of positions are plain.
+Where the rules differ from C++'s: ``/`` of integers gives a float, ``//`` and ``%`` round down, bools stay bools. An
+expression knows whether it may be negative, so that most divisions of positions are plain ones.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 _BIG = 1 << 31
-_RANK = {"bool": 0, "int": 1, "float": 2}
+_KINDS = ("bool", "int", "float")
 _LARGEST = float(np.finfo(np.float32).max)
+_MOST_FACTORS = 64  # of a power
 
 
 class Refused(NotImplementedError):
@@ -28,7 +29,7 @@ class Expr:
     """One value in the computation of a score. Its code has {0}, {1}, ... in the places of the values it is made of."""
 
     code: str
-    kind: str  # bool, int or float
+    kind: str  # one of _KINDS
     of: tuple[Expr, ...] = ()
     deps: frozenset[str] = frozenset()  # of s, b, h, q and k
     natural: bool = False  # it is never negative
@@ -36,19 +37,39 @@ class Expr:
     capture: Any = None  # the array that it reads, at `of`
     stays: bool = False  # its number is a divisor, which stays in the text
 
+    @property
+    def is_literal(self) -> bool:
+        """Whether it is a number that is known, other than a size of a traced tensor."""
+        return self.value is not None and bool(self.code)
+
+    def __add__(self, other: Expr) -> Expr:
+        return _arithmetic("+", operator.add, self, other)
+
+    def __sub__(self, other: Expr) -> Expr:
+        return _arithmetic("-", operator.sub, self, other)
+
+    def __mul__(self, other: Expr) -> Expr:
+        return _arithmetic("*", operator.mul, self, other)
+
+    def __truediv__(self, other: Expr) -> Expr:
+        return join("({0} / {1})", "float", as_float(self), as_float(other), natural=self.natural and other.natural)
+
+    def __neg__(self) -> Expr:
+        x = as_number(self)
+        return literal(-x.value) if x.is_literal else join("(-{0})", x.kind, x)
+
 
 Op: TypeAlias = Callable[..., Expr]
 
 
 def literal(value: Any) -> Expr:
-    """Returns a number's expression; a number of a traced shape has no text."""
+    """Returns a number's expression; a size of a traced tensor has no text."""
     if isinstance(value, bool):
         return Expr("true" if value else "false", "bool", value=value, natural=True)
     if isinstance(value, int):
         return Expr(f"{value}" if value >= 0 else f"({value})", "int", value=value, natural=value >= 0)
     if not isinstance(value, float):  # torch.SymInt or SymFloat
-        is_float = type(value).__name__ == "SymFloat"
-        return Expr("", "float" if is_float else "int", value=value)
+        return Expr("", "float" if type(value).__name__ == "SymFloat" else "int", value=value)
     if math.isnan(value):
         raise Refused("numbers must not be NaN")
     if abs(value) > _LARGEST:
@@ -57,38 +78,41 @@ def literal(value: Any) -> Expr:
     return Expr(text if math.copysign(1, value) > 0 else f"({text})", "float", value=value, natural=value >= 0)
 
 
+_ZERO, _ONE, _TWO, _HALF, _INF = map(literal, (0.0, 1.0, 2.0, 0.5, math.inf))
+
+
 def join(code: str, kind: str, *of: Expr, natural: bool = False) -> Expr:
     """Returns an expression of others."""
     for x in of:
-        if x.kind == "int" and isinstance(x.value, int) and not -_BIG < x.value < _BIG:
+        if isinstance(x.value, int) and not -_BIG < x.value < _BIG:
             raise Refused(f"integers must be below 2^31, got {x.value}")
     return Expr(code, kind, of, frozenset().union(*(x.deps for x in of)), natural)
 
 
-def _common(*of: Expr) -> str:
-    return max((x.kind for x in of), key=_RANK.__getitem__)
-
-
-# ---- conversions --------------------------------------------------------------------------------
+def common(*of: Expr) -> str:
+    """Returns the kind that values are converted to when they meet."""
+    return max((x.kind for x in of), key=_KINDS.index)
 
 
 def as_float(x: Expr) -> Expr:
     """Converts to float."""
     if x.kind == "float":
         return x
-    return literal(float(x.value)) if x.code and x.value is not None else join("number({0})", "float", x)
+    return literal(float(x.value)) if x.is_literal else join("number({0})", "float", x, natural=x.natural)
 
 
 def as_int(x: Expr) -> Expr:
     """Converts to an integer, towards zero."""
     if x.kind == "int":
         return x
+    if x.is_literal and abs(x.value) < _BIG:
+        return literal(int(x.value))
     return join("whole({0})" if x.kind == "float" else "({0} + 0)", "int", x, natural=x.natural or x.kind == "bool")
 
 
 def as_bool(x: Expr) -> Expr:
     """Converts to a bool."""
-    return x if x.kind == "bool" else join("({0} != 0)", "bool", x)
+    return x if x.kind == "bool" else literal(bool(x.value)) if x.is_literal else join("({0} != 0)", "bool", x)
 
 
 def as_number(x: Expr) -> Expr:
@@ -96,108 +120,97 @@ def as_number(x: Expr) -> Expr:
     return as_int(x) if x.kind == "bool" else x
 
 
-_TO: dict[str, Op] = {"float": as_float, "int": as_int, "bool": as_bool}
+TO: dict[str, Op] = {"float": as_float, "int": as_int, "bool": as_bool}
 
 
 # ---- arithmetic ---------------------------------------------------------------------------------
 
 
-def _arithmetic(sign: str) -> Op:
-    fold = {"+": operator.add, "-": operator.sub, "*": operator.mul}[sign]
-    neutral = 1 if sign == "*" else 0
-
-    def of(a: Expr, b: Expr) -> Expr:
-        a, b = as_number(a), as_number(b)
-        kind = _common(a, b)
-        if a.code and b.code and a.value is not None and b.value is not None:
-            return literal(fold(a.value, b.value))
-        if b.code and b.value == neutral and a.kind == kind:
-            return a
-        if a.code and a.value == neutral and b.kind == kind and sign != "-":
-            return b
-        return join(f"({{0}} {sign} {{1}})", kind, a, b, natural=sign != "-" and a.natural and b.natural)
-
-    return of
-
-
-add, subtract, multiply = _arithmetic("+"), _arithmetic("-"), _arithmetic("*")
-_ONE, _ZERO, _HALF = literal(1.0), literal(0.0), literal(0.5)
-
-
-def divide(a: Expr, b: Expr, rounding_mode: str | None = None) -> Expr:
-    """Returns a / b, rounded down, towards zero, or not at all."""
-    if rounding_mode == "floor":
-        return floor_divide(a, b)
-    if rounding_mode == "trunc" and _common(a, b) != "float":
-        return join("({0} / {1})", "int", as_number(a), _divisor(as_number(b)), natural=a.natural and b.natural)
-    quotient = join("({0} / {1})", "float", as_float(a), as_float(b), natural=a.natural and b.natural)
-    return truncate(quotient) if rounding_mode == "trunc" else quotient
+def _arithmetic(sign: str, fold: Callable[[Any, Any], Any], a: Expr, b: Expr) -> Expr:
+    a, b = as_number(a), as_number(b)
+    kind, neutral = common(a, b), 1 if sign == "*" else 0
+    if a.is_literal and b.is_literal:
+        return literal(fold(a.value, b.value))
+    if b.is_literal and b.value == neutral and a.kind == kind:
+        return a
+    if a.is_literal and a.value == neutral and b.kind == kind and sign != "-":
+        return b
+    return join(f"({{0}} {sign} {{1}})", kind, a, b, natural=sign != "-" and a.natural and b.natural)
 
 
 def _divisor(x: Expr) -> Expr:
     """Returns a divisor whose number stays in the text, where the compiler can replace the division."""
-    return replace(x, stays=bool(x.code and x.value))
+    return replace(as_number(x), stays=x.is_literal and bool(x.value))
 
 
-def _is_shift(x: Expr) -> bool:
-    return isinstance(x.value, int) and x.value > 0 and x.value & (x.value - 1) == 0
+def _shift(x: Expr) -> int | None:
+    """Returns the exponent of a literal power of two."""
+    return (
+        x.value.bit_length() - 1 if isinstance(x.value, int) and x.value > 0 and not x.value & (x.value - 1) else None
+    )
 
 
-def floor_divide(a: Expr, b: Expr) -> Expr:
-    """Returns a // b."""
-    if _common(a, b) == "float":
-        return floor(divide(a, b))
-    a, b = as_number(a), _divisor(as_number(b))
-    if _is_shift(b):  # >> rounds down
-        return join(f"({{0}} >> {b.value.bit_length() - 1})", "int", a, natural=a.natural)
-    if a.natural and b.natural:
-        return join("({0} / {1})", "int", a, b, natural=True)
-    wrong = "{0} % {1} < 0" if isinstance(b.value, int) and b.value > 0 else _OTHER_SIGN
-    return join(f"({{0}} / {{1}} - select({wrong}, 1, 0))", "int", a, b)
+def _is_rounded_up(b: Expr) -> str:
+    """Returns the text that says whether C++ has rounded {0} / {1} up, not down."""
+    positive = isinstance(b.value, int) and b.value > 0
+    return "{0} % {1} < 0" if positive else "({0} % {1} != 0) & (({0} % {1} < 0) != ({1} < 0))"
 
 
-_OTHER_SIGN = "({0} % {1} != 0) & (({0} % {1} < 0) != ({1} < 0))"
+def _divide(a: Expr, b: Expr, rounding_mode: str | None = None) -> Expr:
+    if rounding_mode is None:
+        return a / b
+    if common(a, b) == "float":
+        return (_floor if rounding_mode == "floor" else _truncate)(a / b)
+    a, b = as_number(a), _divisor(b)
+    if (bits := _shift(b)) is not None and rounding_mode == "floor":  # >> rounds down
+        return join(f"({{0}} >> {bits})", "int", a, natural=a.natural)
+    natural = a.natural and b.natural
+    down = "" if natural or rounding_mode == "trunc" else f" - select({_is_rounded_up(b)}, 1, 0)"
+    return join(f"({{0}} / {{1}}{down})", "int", a, b, natural=natural)
 
 
-def remainder(a: Expr, b: Expr) -> Expr:
+def _remainder(a: Expr, b: Expr) -> Expr:
     """Returns a % b, which has the sign of b."""
-    if _common(a, b) == "float":
-        return subtract(as_float(a), multiply(floor_divide(a, b), as_float(b)))
-    a, b = as_number(a), _divisor(as_number(b))
-    if _is_shift(b):
+    if common(a, b) == "float":
+        return a - _floor(a / b) * b
+    a, b = as_number(a), _divisor(b)
+    if _shift(b) is not None:
         return join(f"({{0}} & {b.value - 1})", "int", a, natural=True)
-    if a.natural and b.natural:
-        return join("({0} % {1})", "int", a, b, natural=True)
-    wrong = "{0} % {1} < 0" if isinstance(b.value, int) and b.value > 0 else _OTHER_SIGN
-    return join(f"({{0}} % {{1}} + select({wrong}, {{1}}, 0))", "int", a, b, natural=b.natural)
+    up = "" if a.natural and b.natural else f" + select({_is_rounded_up(b)}, {{1}}, 0)"
+    return join(f"({{0}} % {{1}}{up})", "int", a, b, natural=b.natural)
 
 
-def fmod(a: Expr, b: Expr) -> Expr:
+def _fmod(a: Expr, b: Expr) -> Expr:
     """Returns the remainder of a / b, which has the sign of a."""
-    if _common(a, b) != "float":
-        return join("({0} % {1})", "int", as_number(a), _divisor(as_number(b)), natural=a.natural)
-    return subtract(as_float(a), multiply(divide(a, b, "trunc"), as_float(b)))
+    if common(a, b) == "float":
+        return a - _truncate(a / b) * b
+    return join("({0} % {1})", "int", as_number(a), _divisor(b), natural=a.natural)
+
+
+def _of_bools(bits: str, by: Op) -> Op:
+    """Returns an operation that keeps two bools bools."""
+    return lambda a, b: _bits(bits)(a, b) if a.kind == b.kind == "bool" else by(a, b)
+
+
+def _scaled(by: Op) -> Op:
+    return lambda x, y, alpha=None: by(x, y if alpha is None else y * alpha)
 
 
 # ---- comparisons, bits and choices --------------------------------------------------------------
 
 
-def _comparison(sign: str) -> Op:
-    def of(a: Expr, b: Expr) -> Expr:
-        sides = (  # a number beyond all integers of a snippet is still more, or less, than they are
-            literal(float(x.value)) if isinstance(x.value, int) and abs(x.value) >= _BIG else x for x in (a, b)
-        )
-        return join(f"({{0}} {sign} {{1}})", "bool", *sides)
+def compare(sign: str) -> Op:
+    """Returns a comparison. A number beyond all integers of a snippet is still more, or less, than they are."""
 
-    return of
+    def side(x: Expr) -> Expr:
+        return literal(float(x.value)) if isinstance(x.value, int) and abs(x.value) >= _BIG else x
 
-
-_greater, _less, _equal, _unequal = _comparison(">"), _comparison("<"), _comparison("=="), _comparison("!=")
+    return lambda a, b: join(f"({{0}} {sign} {{1}})", "bool", side(a), side(b))
 
 
 def _bits(sign: str) -> Op:
     def of(a: Expr, b: Expr) -> Expr:
-        kind = _common(a, b)
+        kind = common(a, b)
         if kind == "bool":  # C++ makes integers of two bools
             return join(f"({{0}} {'!=' if sign == '^' else sign} {{1}})", kind, a, b)
         natural = a.natural and b.natural if sign != "&" else a.natural or b.natural
@@ -216,218 +229,132 @@ def _logical(sign: str) -> Op:
 
 def choose(c: Expr, a: Expr, b: Expr) -> Expr:
     """Returns a where c holds, else b."""
-    c = as_bool(c)
+    c, to = as_bool(c), TO[common(a, b)]
     if c.value is not None:
-        return a if c.value else b
-    to = _TO[_common(a, b)]
-    return join("select({0}, {1}, {2})", _common(a, b), c, to(a), to(b), natural=a.natural and b.natural)
+        return to(a) if c.value else to(b)
+    return join("select({0}, {1}, {2})", common(a, b), c, to(a), to(b), natural=a.natural and b.natural)
 
 
-def smaller(a: Expr, b: Expr) -> Expr:
-    """Returns the smaller of two values."""
-    return join("min({0}, {1})", _common(a, b), a, b, natural=a.natural and b.natural)
+def _smaller(a: Expr, b: Expr) -> Expr:
+    a, b = as_number(a), as_number(b)
+    return join("min({0}, {1})", common(a, b), a, b, natural=a.natural and b.natural)
 
 
-def larger(a: Expr, b: Expr) -> Expr:
-    """Returns the larger of two values."""
-    return join("max({0}, {1})", _common(a, b), a, b, natural=a.natural or b.natural)
+def _larger(a: Expr, b: Expr) -> Expr:
+    a, b = as_number(a), as_number(b)
+    return join("max({0}, {1})", common(a, b), a, b, natural=a.natural or b.natural)
 
 
 def _clamp(x: Expr, min: Expr | None = None, max: Expr | None = None) -> Expr:
-    x = x if min is None else larger(x, min)
-    return x if max is None else smaller(x, max)
-
-
-def _inverted(x: Expr) -> Expr:
-    return join("(!{0})", "bool", x) if x.kind == "bool" else join("(~{0})", "int", x)
+    x = x if min is None else _larger(x, min)
+    return x if max is None else _smaller(x, max)
 
 
 def _sign(x: Expr) -> Expr:
-    one, none = (_ONE, _ZERO) if x.kind == "float" else (literal(1), literal(0))
-    return choose(_greater(x, none), one, choose(_less(x, none), negative(one), none))
+    zero, one = TO[as_number(x).kind](_ZERO), TO[as_number(x).kind](_ONE)
+    return choose(compare(">")(x, zero), one, choose(compare("<")(x, zero), -one, zero))
 
 
 # ---- functions ----------------------------------------------------------------------------------
 
 
-def _function(name: str, natural: bool = False) -> Op:
-    return lambda x: join(f"{name}({{0}})", "float", as_float(x), natural=natural)
+def _function(name: str) -> Op:
+    return lambda x: join(f"{name}({{0}})", "float", as_float(x), natural=name in ("exp", "exp2", "sqrt"))
 
 
-_exp, _exp2, _log, _log2 = _function("exp", True), _function("exp2", True), _function("log"), _function("log2")
-_sqrt, _sin, _cos, _tanh = _function("sqrt", True), _function("sin"), _function("cos"), _function("tanh")
+_exp, _exp2, _log, _log2, _sqrt, _sin, _cos, _tanh = map(
+    _function, ("exp", "exp2", "log", "log2", "sqrt", "sin", "cos", "tanh")
+)
 
 
-def negative(x: Expr) -> Expr:
-    """Returns -x."""
-    x = as_number(x)
-    return literal(-x.value) if x.code and x.value is not None else join("(-{0})", x.kind, x)
-
-
-def absolute(x: Expr) -> Expr:
-    """Returns |x|."""
+def _absolute(x: Expr) -> Expr:
     x = as_number(x)
     return x if x.natural else join("abs({0})", x.kind, x, natural=True)
 
 
-def floor(x: Expr) -> Expr:
-    """Rounds down."""
+def _floor(x: Expr) -> Expr:
     return x if x.kind != "float" else join("floor({0})", "float", x, natural=x.natural)
 
 
 def _ceil(x: Expr) -> Expr:
-    return x if x.kind != "float" else negative(floor(negative(x)))
+    return x if x.kind != "float" else -_floor(-x)
 
 
-def truncate(x: Expr) -> Expr:
-    """Rounds towards zero."""
-    return floor(x) if x.natural or x.kind != "float" else choose(_less(x, _ZERO), _ceil(x), floor(x))
+def _truncate(x: Expr) -> Expr:
+    return _floor(x) if x.natural or x.kind != "float" else choose(compare("<")(x, _ZERO), _ceil(x), _floor(x))
 
 
 def _round(x: Expr) -> Expr:
     """Rounds to the nearest integer, and to an even one where two are as near."""
     if x.kind != "float":
         return x
-    below = floor(x)
-    rest, half = subtract(x, below), multiply(below, _HALF)
-    up = _logical("|")(_greater(rest, _HALF), _logical("&")(_equal(rest, _HALF), _unequal(half, floor(half))))
-    return add(below, choose(up, _ONE, _ZERO))
-
-
-def _reciprocal(x: Expr) -> Expr:
-    return divide(_ONE, x)
-
-
-def _sigmoid(x: Expr) -> Expr:
-    return divide(_ONE, add(_ONE, _exp(negative(as_float(x)))))
-
-
-_MOST_FACTORS = 64
-
-
-def _power(x: Expr, n: Expr) -> Expr:
-    if not n.code or n.value is None:
-        if _common(x, n) != "float":
-            if x.value != 2 or not n.natural:
-                raise Refused("an integer to the power of another, which varies")
-            return join("(1 << {0})", "int", n, natural=True)
-        if x.code and x.value is not None and x.value > 0:
-            return _exp2(multiply(as_float(n), literal(math.log2(x.value))))
-        raise Refused("a power whose base and exponent vary")
-    exponent = float(n.value)
-    if exponent.is_integer() and 0 <= exponent <= _MOST_FACTORS:
-        result, base, left = (_ONE if x.kind == "float" else literal(1)), as_number(x), int(exponent)
-        while left:
-            result = multiply(result, base) if left & 1 else result
-            base, left = (multiply(base, base) if left > 1 else base), left >> 1
-        return as_float(result) if n.kind == "float" else result
-    x = as_float(x)
-    if exponent < 0:
-        return _reciprocal(_power(x, literal(-n.value)))
-    if exponent == 0.5:
-        return _sqrt(x)
-    if exponent.is_integer():
-        raise Refused(f"a power above {_MOST_FACTORS}")
-    return _exp2(multiply(_log2(x), literal(exponent)))
+    below = _floor(x)
+    rest, half = x - below, below * _HALF
+    odd_tie = _logical("&")(compare("==")(rest, _HALF), compare("!=")(half, _floor(half)))
+    return below + choose(_logical("|")(compare(">")(rest, _HALF), odd_tie), _ONE, _ZERO)
 
 
 def _log1p(x: Expr) -> Expr:
     """Returns log(1 + x), corrected by what 1 + x has lost."""
-    x = as_float(x)
-    more = add(_ONE, x)
-    return choose(_equal(more, _ONE), x, multiply(_log(more), divide(x, subtract(more, _ONE))))
+    more = _ONE + as_float(x)
+    return choose(compare("==")(more, _ONE), as_float(x), _log(more) * (x / (more - _ONE)))
 
 
 def _expm1(x: Expr) -> Expr:
     """Returns e^x - 1, near 0 by tanh(x / 2)."""
-    x = as_float(x)
-    half = _tanh(multiply(x, _HALF))
-    near = divide(multiply(literal(2.0), half), subtract(_ONE, half))
-    return choose(_less(absolute(x), _ONE), near, subtract(_exp(x), _ONE))
+    half = _tanh(as_float(x) * _HALF)
+    return choose(compare("<")(_absolute(x), _ONE), _TWO * half / (_ONE - half), _exp(x) - _ONE)
 
 
-def _scaled(x: Expr, y: Expr, alpha: Expr | None, by: Op) -> Expr:
-    return by(x, y if alpha is None else multiply(y, alpha))
+def _sigmoid(x: Expr) -> Expr:
+    return _ONE / (_ONE + _exp(-as_float(x)))
 
 
-def _of_bools(bits: str, by: Op) -> Op:
-    """Returns an operation that keeps two bools bools."""
-    return lambda a, b: _logical(bits)(a, b) if a.kind == b.kind == "bool" else by(a, b)
+def _power(x: Expr, n: Expr) -> Expr:
+    if not n.is_literal:
+        if common(x, n) != "float" and x.value == 2 and n.natural:
+            return join("(1 << {0})", "int", n, natural=True)
+        if common(x, n) != "float" or not x.is_literal or x.value <= 0:
+            raise Refused("a power whose base and exponent vary")
+        return _exp2(as_float(n) * literal(math.log2(x.value)))
+    exponent, kind = float(n.value), common(x, n)
+    if exponent < 0:
+        return _ONE / _power(as_float(x), -n)
+    if exponent == 0.5:
+        return _sqrt(x)
+    if not exponent.is_integer():
+        return _exp2(_log2(x) * literal(exponent))
+    if exponent > _MOST_FACTORS:
+        raise Refused(f"a power above {_MOST_FACTORS}")
+    result, base, left = TO[kind](_ONE), TO[kind](x), int(exponent)
+    while left:
+        result = result * base if left & 1 else result
+        base, left = (base * base if left > 1 else base), left >> 1
+    return result
 
 
-# By the names of torch's operators.
+# By the names of torch's operators, of those that remain after its decompositions.
 POINTWISE: dict[str, Op] = {
-    "add": lambda a, b, alpha=None: _scaled(a, b, alpha, _of_bools("|", add)),
-    "sub": lambda a, b, alpha=None: _scaled(a, b, alpha, subtract),
-    "rsub": lambda a, b, alpha=None: _scaled(b, a, alpha, subtract),
-    "mul": _of_bools("&", multiply),
-    "div": divide,
-    "true_divide": divide,
-    "floor_divide": floor_divide,
-    "remainder": remainder,
-    "fmod": fmod,
-    "neg": negative,
-    "abs": absolute,
-    "sign": _sign,
-    **{
-        name: _comparison(sign)
-        for name, sign in zip(("eq", "ne", "lt", "le", "gt", "ge"), ("==", "!=", "<", "<=", ">", ">="))
-    },
-    "logical_and": _logical("&"),
-    "logical_or": _logical("|"),
-    "logical_xor": _logical("^"),
-    "logical_not": lambda x: _inverted(as_bool(x)),
-    "bitwise_and": _bits("&"),
-    "bitwise_or": _bits("|"),
-    "bitwise_xor": _bits("^"),
-    "bitwise_not": _inverted,
-    "__and__": _bits("&"),
-    "__or__": _bits("|"),
-    "__xor__": _bits("^"),
-    "bitwise_left_shift": _shifted("<<"),
-    "__lshift__": _shifted("<<"),
-    "bitwise_right_shift": _shifted(">>"),
-    "__rshift__": _shifted(">>"),
-    "where": choose,
-    "masked_fill": lambda x, mask, value: choose(mask, _TO[x.kind](value), x),
-    "minimum": smaller,
-    "maximum": larger,
-    "clamp": _clamp,
-    "clamp_min": larger,
-    "clamp_max": smaller,
-    "exp": _exp,
-    "exp2": _exp2,
-    "log": _log,
-    "log2": _log2,
-    "log10": lambda x: multiply(_log2(x), literal(math.log10(2))),
-    "sqrt": _sqrt,
-    "rsqrt": lambda x: _reciprocal(_sqrt(x)),
-    "tanh": _tanh,
-    "sin": _sin,
-    "cos": _cos,
-    "tan": lambda x: divide(_sin(x), _cos(x)),
-    "floor": floor,
-    "ceil": _ceil,
-    "trunc": truncate,
-    "round": _round,
-    "reciprocal": _reciprocal,
-    "sigmoid": _sigmoid,
-    "silu": lambda x: multiply(x, _sigmoid(x)),
-    "relu": lambda x: larger(x, _ZERO if x.kind == "float" else literal(0)),
-    "square": lambda x: multiply(x, x),
-    "pow": _power,
-    "log1p": _log1p,
-    "expm1": _expm1,
-    "isinf": lambda x: _equal(absolute(x), literal(math.inf)),
-    "isnan": lambda x: _unequal(x, x),
+    **{"add": _scaled(_of_bools("|", operator.add)), "sub": _scaled(operator.sub), "mul": _of_bools("&", operator.mul)},
+    **{"div": _divide, "remainder": _remainder, "fmod": _fmod, "pow": _power, "neg": operator.neg, "abs": _absolute},
+    **{"lt": compare("<"), "le": compare("<="), "gt": compare(">"), "ge": compare(">=")},
+    **{"eq": compare("=="), "ne": compare("!="), "sign": _sign, "where": choose, "clamp": _clamp},
+    **{"logical_and": _logical("&"), "logical_or": _logical("|"), "logical_xor": _logical("^")},
+    **{"bitwise_and": _bits("&"), "bitwise_or": _bits("|"), "bitwise_xor": _bits("^")},
+    **{name: _shifted("<<") for name in ("bitwise_left_shift", "__lshift__")},
+    **{name: _shifted(">>") for name in ("bitwise_right_shift", "__rshift__")},
+    "logical_not": lambda x: join("(!{0})", "bool", as_bool(x)),
+    "bitwise_not": lambda x: join("(!{0})" if x.kind == "bool" else "(~{0})", x.kind, x),
+    **{"minimum": _smaller, "maximum": _larger, "relu": lambda x: _larger(x, TO[x.kind](_ZERO))},
+    **{"exp": _exp, "exp2": _exp2, "expm1": _expm1, "log": _log, "log2": _log2, "log1p": _log1p},
+    **{"log10": lambda x: _log2(x) * literal(math.log10(2)), "sigmoid": _sigmoid, "tanh": _tanh},
+    **{"sqrt": _sqrt, "rsqrt": lambda x: _ONE / _sqrt(x), "reciprocal": lambda x: _ONE / x},
+    **{"sin": _sin, "cos": _cos, "tan": lambda x: _sin(x) / _cos(x)},
+    **{"floor": _floor, "ceil": _ceil, "trunc": _truncate, "round": _round},
+    "isinf": lambda x: compare("==")(_absolute(x), _INF),
+    "isnan": lambda x: compare("!=")(x, x),
 }
 FOLDS: dict[str, Op] = {
-    "sum": add,
-    "prod": multiply,
-    "amax": larger,
-    "amin": smaller,
-    "max": larger,
-    "min": smaller,
-    "any": _logical("|"),
-    "all": _logical("&"),
+    **{"sum": operator.add, "prod": operator.mul, "amax": _larger, "amin": _smaller},
+    **{"any": _logical("|"), "all": _logical("&")},
 }

@@ -164,7 +164,7 @@ class _Walk:
         return self._object(x, kind, names)
 
     def _object(self, x: Any, kind: type, names: frozenset[str]) -> Hashable:
-        """Returns the key of an object: its class, and attributes that are read by code or by methods that code calls."""
+        """Returns the key of an object: its class, and attributes that code reads, or methods that code calls."""
         if (id(x), names) in self._seen:
             return "again", self._seen[id(x), names]
         self._seen[id(x), names] = len(self._seen)

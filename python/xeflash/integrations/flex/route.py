@@ -1,13 +1,12 @@
 """torch's own flex_attention by xeflash: its operator's kernel above autograd asks a switch.
 
 The operator gets functions that torch.compile has traced, and the tensors that they capture. It is called by compiled
-graphs, by torch's own eager path, and while AOT autograd traces a graph, where it becomes xeflash's operator, which every
-backend calls as it is. What is refused goes on to torch's kernel.
+graphs, by torch's own eager path, and while AOT autograd traces a graph, where it becomes xeflash's operator, which
+every backend calls as it is. What is refused goes on to torch's kernel.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -68,8 +67,8 @@ def _flex(
     """Runs a call of torch's operator, which has its arguments; returns (out, LSE in base 2, no greatest scores)."""
     must = MARK in kernel_options
     kernel_options = {name: x for name, x in kernel_options.items() if name != MARK}
-    arguments = (query, key, value, score_mod, block_mask, scale, kernel_options)
-    arguments = (*arguments, score_mod_other_buffers, mask_mod_other_buffers)
+    buffers = score_mod_other_buffers, mask_mod_other_buffers
+    arguments: Any = (query, key, value, score_mod, block_mask, scale, kernel_options, *buffers)
     is_first_look = type(query) is FakeTensor  # of torch.compile, which traces the call again
     if must or switch.is_on():
         try:
@@ -98,7 +97,8 @@ def _attend(
         raise Refused("flex_attention: tensors that xeflash does not have")
     device = query.device
     found = _found(score_mod, True, device, score_buffers), _found(block_mask[-1], False, device, mask_buffers)
-    blocks = Blocks(*block_mask[2:6], tuple(block_mask[-3:-1]), tuple(block_mask[:2]))
+    lists = block_mask[2:6]
+    blocks = Blocks(lists[0], lists[1], lists[2], lists[3], block_mask[-3:-1], block_mask[:2])
     out, lse = attend(query, key, value, *found, blocks, scale, True)
     in_base_2 = kernel_options.get("BACKEND") != "FLASH"
     return out, lse / math.log(2) if in_base_2 else lse, lse.new_empty(0)

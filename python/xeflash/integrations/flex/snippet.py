@@ -56,7 +56,8 @@ class Snippet:
         self._tables: dict[Any, Tensor] = {}
         if self.text:
             try:
-                read_snippets("", *((self.text, None) if scores else (None, self.text)), self._numbers | self._arrays)
+                texts = (self.text, None) if scores else (None, self.text)
+                read_snippets("", texts[0], texts[1], self._numbers | self._arrays)
             except ValueError as error:
                 raise Refused(f"what a snippet may be: {error}") from error
 
@@ -131,7 +132,7 @@ class _Writer:
 
     def _number(self, x: Expr) -> str:
         """Returns a number's text, or the name that it is captured by, so that other values need no other kernel."""
-        if x.code and (x.stays or abs(x.value) in _IN_TEXT):
+        if x.is_literal and (x.stays or abs(x.value) in _IN_TEXT):
             return x.code
         for name, known in self.numbers.items():
             if known is x.value or (x.code and type(known) is type(x.value) and known == x.value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ def _computed(node: Node, known: dict[Node, Any]) -> Any:
     return known[node]
 
 
-class _Watch(TorchFunctionMode):
+class _Watch(TorchFunctionMode):  # type: ignore[misc]
     """Sees whether a function looks at the values of captured tensors."""
 
     looks = False
