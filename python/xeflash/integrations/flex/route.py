@@ -30,6 +30,8 @@ MARK = "by_xeflash"  # among the kernel_options of a call that must not go on to
 _NO_BACKWARD = (
     "FlexAttention does not support backward on CPU. Please set the input requires_grad to False or use another device."
 )
+_MOST = 64  # snippets of one function
+_KEPT = {Tensor, torch.nn.Parameter, int, float, bool}  # others are traced, and have no values
 _by_torch: dict[str, Any] = {}  # torch's own functions
 _kept: Any = weakref.WeakKeyDictionary()  # snippets of traced functions, by what they are given
 
@@ -107,13 +109,13 @@ def _attend(
 def _found(function: Any, scores: bool, device: torch.device, buffers: Sequence[Any]) -> Found:
     """Returns the snippet of a traced function, kept with it."""
     tensors = [x for x in buffers if isinstance(x, Tensor)]
-    key: Hashable = (scores, device)
-    for x in buffers:
-        key = (key, (x.dtype, x.shape, x.device) if isinstance(x, Tensor) else x)
-    keeps = isinstance(function, torch.fx.GraphModule) and all(
-        type(x) in (Tensor, torch.nn.Parameter, int, float, bool) for x in buffers
-    )
-    kept: dict[Hashable, Snippet | Refused] = _kept.setdefault(function, {}) if keeps else {}
+    key: Hashable = None
+    kept: dict[Hashable, Snippet | Refused] = {}
+    if isinstance(function, torch.fx.GraphModule) and _KEPT.issuperset(map(type, buffers)):
+        of_each = ((x.dtype, x.shape, x.device) if isinstance(x, Tensor) else (type(x), x) for x in buffers)
+        key, kept = (scores, device, *of_each), _kept.setdefault(function, {})
+        if len(kept) > _MOST:
+            kept.clear()
     snippet = kept.get(key)
     if snippet is None:
         try:
