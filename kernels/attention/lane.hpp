@@ -3,11 +3,13 @@
 // Operators convert as C++ does, bool to int to float, and in no other way: code that needs a Lane
 // as a bool, an int or a C++ type of 64 bits does not compile, unless the Lane depends on neither
 // query nor key (see operator N).
-// Word: sqrt  returns the square root of each lane of a vector
+// Word: sqrt   returns the square root of each lane of a vector
+// Word: floor  rounds each lane of a vector down to a whole number
 #pragma once
 
 #include <concepts>
 
+#include "attention/circle.hpp"
 #include "attention/dual.hpp"
 
 namespace xeflash::snippet {
@@ -297,6 +299,35 @@ XF_INLINE auto number(const X& x) {
   return made<T, X>(as<T, Traits<X>::is_vector>(x));
 }
 
+// Rounds x down to a whole number, which is a float. It has no slope.
+template <class X>
+  requires(Values<X>)
+XF_INLINE auto floor(const X& x) {
+  const Floats y = xeflash::floor(as<float, true>(x));
+  if constexpr (Traits<X>::is_vector) {
+    return made<float, X>(y);
+  } else {
+    return made<float, X>(static_cast<float>(y[0]));
+  }
+}
+
+// Makes an int of x, which is rounded towards 0. Floats beyond all ints become the nearest one, and
+// NaN becomes 0.
+template <class X>
+  requires(Values<X>)
+XF_INLINE auto whole(const X& x) {
+  if constexpr (Integers<X>) {
+    return made<int, X>(as<int, Traits<X>::is_vector>(x));
+  } else {
+    const Ints y = to_ints(as<float, true>(x));
+    if constexpr (Traits<X>::is_vector) {
+      return made<int, X>(y);
+    } else {
+      return made<int, X>(static_cast<int>(y[0]));
+    }
+  }
+}
+
 // Defines y = name(x) with its derivative.
 #define XF_FUNCTION(name, expression, derivative)                              \
   template <class X>                                                           \
@@ -319,6 +350,8 @@ XF_FUNCTION(log2, log2_of_any(x), kLog2e / x)
 XF_FUNCTION(log, log2_of_any(x) * kLn2, 1.f / x)
 XF_FUNCTION(sqrt, xeflash::sqrt(x), 0.5f / y)
 XF_FUNCTION(tanh, xeflash::tanh(x), 1.f - y * y)
+XF_FUNCTION(sin, circle(x).sine, circle(x).cosine)
+XF_FUNCTION(cos, circle(x).cosine, -circle(x).sine)
 #undef XF_FUNCTION
 
 constexpr float inf = kInf;

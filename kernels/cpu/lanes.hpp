@@ -18,12 +18,21 @@ XF_INLINE f32x16 log2_of_any(f32x16 x) {
   return select(x > f32x16(0.f), positive, select(x == f32x16(0.f), -inf, nan));
 }
 XF_INLINE f32x16 sqrt(f32x16 x) { return __builtin_elementwise_sqrt(x); }
+XF_INLINE f32x16 floor(f32x16 x) { return __builtin_elementwise_floor(x); }
 
 XF_INLINE i32x16 select(i32x16 c, i32x16 a, i32x16 b) { return c ? a : b; }
 XF_INLINE i32x16 select(bool c, i32x16 a, i32x16 b) { return c ? a : b; }
 
 XF_INLINE i32x16 to_bools(bool x) { return i32x16(-static_cast<int>(x)); }
 XF_INLINE i32x16 to_ints(i32x16 mask) { return -mask; }
+// C++ leaves open what becomes of floats beyond all ints.
+XF_INLINE i32x16 to_ints(f32x16 x) {
+  constexpr int kMost = 0x7fffffff;
+  const i32x16 fits = magnitude(x) < f32x16(0x1p31f);
+  const i32x16 nearest = select(x > f32x16(0.f), i32x16(kMost), i32x16(-kMost - 1));
+  const i32x16 other = select(x == x, nearest, i32x16(0));
+  return select(fits, __builtin_convertvector(select(fits, x, f32x16(0.f)), i32x16), other);
+}
 // These use SPIR-V's own operation: the compiler would turn the conversion of ints that are 0 or -1
 // into a conversion of bits, which gives 0 and 1.
 XF_INLINE float to_floats(int x) { return __spirv_ConvertSToF_Rfloat(x); }

@@ -75,7 +75,8 @@
 //   magnitude, divide, tanh    |x|; a / b; tanh(x)
 //   exp2, log2, log2_of_any    2^x; log2(x) of finite positive values; log2(x) of any value
 //   to_floats, to_ints, to_bools
-//                              convert as C++ does
+//                              convert as C++ does; a float beyond all ints becomes the nearest
+//                              one, and NaN 0
 //   value_at                   reads elements of an array, or of a matrix, at some positions
 //
 // A word that only one header needs is listed there, in a line that begins with "Word:".

@@ -24,8 +24,11 @@ XF_INLINE floats exp2(floats x) { return esimd::exp2(x); }
 XF_INLINE floats log2(floats x) { return esimd::log2(x); }
 XF_INLINE floats log2_of_any(floats x) { return esimd::log2(x); }
 XF_INLINE floats sqrt(floats x) { return esimd::sqrt(x); }
+XF_INLINE floats floor(floats x) { return esimd::rndd<float>(x); }
+XF_INLINE floats fma(floats a, floats b, floats c) { return a * b + c; }  // IGC makes it a mad
 
 XF_INLINE ints to_ints(lane_mask mask) { return select(mask, ints(1), ints(0)); }
+XF_INLINE ints to_ints(floats x) { return esimd::saturate<int>(x); }
 XF_INLINE float to_floats(int x) {
   return simd<float, 1>(esimd::convert<float>(simd<int, 1>(x)))[0];
 }
