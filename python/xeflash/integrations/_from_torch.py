@@ -32,7 +32,7 @@ def _nothing() -> None:
 
 
 class Switch:
-    """Whether the calls of a thread come here, and counts of them.
+    """A switch says whether the calls of a thread come here, and counts them.
 
     Args:
         register: makes torch's functions ask this switch; it is called each time that somebody turns it on.
@@ -56,7 +56,7 @@ class Switch:
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether the calls of all threads come here."""
+        """Returns whether the calls of all threads come here."""
         return self._everywhere
 
     def count(self, ours: bool) -> bool:

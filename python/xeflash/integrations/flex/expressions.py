@@ -39,7 +39,7 @@ class Expr:
 
     @property
     def is_literal(self) -> bool:
-        """Whether it is a number that is known, other than a size of a traced tensor."""
+        """Returns whether it is a number that is known, other than a size of a traced tensor."""
         return self.value is not None and bool(self.code)
 
     def __add__(self, other: Expr) -> Expr:

@@ -95,7 +95,7 @@ def _decompositions() -> Any:
 def trace(
     function: Callable[..., Any], scores: bool, device: torch.device, given: Sequence[Any], seen: Sequence[Tensor]
 ) -> Traced:
-    """Traces a score_mod, or a mask_mod (`scores` is False).
+    """Makes a graph of a score_mod, or of a mask_mod (`scores` is False).
 
     `given` are tensors and numbers that it takes after its indices, `seen` those that it captures.
     """

@@ -56,16 +56,16 @@ class View:
 
     @property
     def free(self) -> tuple[Any, ...]:
-        """The sizes of the free dimensions."""
+        """Returns the sizes of the free dimensions."""
         return tuple(n for n, x in zip(self.shape, self.at, strict=True) if x is None)
 
     @property
     def deps(self) -> frozenset[str]:
-        """What the indices depend on."""
+        """Returns the positions that the indices depend on."""
         return frozenset().union(*(x.deps for x in self.at if x is not None))
 
     def bind(self, free: int, index: Expr) -> View:
-        """Indexes the free dimension of this number."""
+        """Returns a view with an index in the free dimension of this number."""
         place = [i for i, x in enumerate(self.at) if x is None][free]
         return replace(self, at=(*self.at[:place], _from_end(index, self.shape[place]), *self.at[place + 1 :]))
 
@@ -108,7 +108,7 @@ class Unsaid:
 
     @property
     def side(self) -> tuple[str, ...] | None:
-        """The dimensions of its table, or None if it depends on the score or on both positions."""
+        """Returns the dimensions of its table, or None if it depends on the score or on both positions."""
         return None if "s" in self.deps or {"q", "k"} <= self.deps else tuple(x for x in SIDES if x in self.deps)
 
 
@@ -278,7 +278,7 @@ def _select(x: Any, dim: int, index: int) -> Any:
 
 
 def _to_copy(x: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    """Converts; floats of 16 bits stay those of 32, as in torch's compiled kernels."""
+    """Returns x in another type; scores stay floats of 32 bits, as in torch's compiled kernels."""
     if dtype is None:
         return x
     if dtype is torch.float64 or dtype.is_complex:
