@@ -102,24 +102,19 @@ def flex_attention(
             query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, options, return_aux=return_aux
         )
     _check(query, key, value, enable_gqa, return_lse, kernel_options, return_aux)
-    try:
-        changes = None if score_mod is None else snippet_of(score_mod, True, query.device)
-        hides = blocks = None
-        if block_mask is not None:
-            blocks = Blocks(
-                block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.full_kv_num_blocks,
-                block_mask.full_kv_indices, block_mask.BLOCK_SIZE, block_mask.seq_lengths,
-            )  # fmt: skip
-            if block_mask.mask_mod is not None:
-                hides = snippet_of(block_mask.mask_mod, False, query.device)
-        wants_lse = return_lse or (return_aux is not None and return_aux.lse)
-        result = attend(query, key, value, changes, hides, blocks, scale, wants_lse)
-    except Refused as error:
-        raise Refused(f"flex_attention: score_mod and mask_mod must be what C++ can say, got {error}") from error
-    if return_aux is None:
-        return result
-    out, lse = result if wants_lse else (result, None)
-    return out, _of_torch.AuxOutput(lse=lse)
+    changes = None if score_mod is None else snippet_of(score_mod, True, query.device)
+    hides = blocks = None
+    if block_mask is not None:
+        blocks = Blocks(
+            block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.full_kv_num_blocks,
+            block_mask.full_kv_indices, block_mask.BLOCK_SIZE, block_mask.seq_lengths,
+        )  # fmt: skip
+        hides = None if block_mask.mask_mod is None else snippet_of(block_mask.mask_mod, False, query.device)
+    wants_lse = bool(return_lse or (return_aux is not None and return_aux.lse))
+    out, lse = attend(query, key, value, changes, hides, blocks, scale, wants_lse)
+    if return_aux is not None:
+        return out, _of_torch.AuxOutput(lse=lse)
+    return (out, lse) if return_lse else out
 
 
 def _check(

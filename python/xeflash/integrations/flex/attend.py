@@ -7,11 +7,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from xeflash import attention, torch_ops
+from xeflash import torch_ops
+from xeflash.api.attention.blocks import with_blocks
+from xeflash.api.route import run
+from xeflash.call.call import Call
+from xeflash.call.schema import BHSD
 from xeflash.integrations.flex.kept import Found
 from xeflash.integrations.flex.snippet import Place
 from xeflash.torch_ops.library import requires_grad
 
+_WORDS = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale"}
 _ONE_BLOCK = 1 << 30  # the sides of the block that torch makes where there is no mask
 
 
@@ -30,25 +35,26 @@ class Blocks(NamedTuple):
 def attend(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Found | None, mask_mod: Found | None, blocks: Blocks | None,
     scale: float | None, return_lse: bool,
-) -> Any:  # fmt: skip
-    """Returns out, with the LSE if it is asked for; key and value may have fewer heads, and one batch for all."""
+) -> tuple[Any, Any]:  # fmt: skip
+    """Returns (out, LSE or None); key and value may have fewer heads, and one batch for all of the query."""
     batch, heads, rows, _ = query.shape
     place = Place(batch, heads, rows, key.shape[2], query.device)
-    more: dict[str, Any] = {}
+    if key.shape[0] == 1 != batch:
+        key, value = key.expand(batch, -1, -1, -1), value.expand(batch, -1, -1, -1)
+    given: dict[str, Any] = {"function": "flex_attention", "layout": BHSD, "q": query, "k": key, "v": value}
+    given |= {"enable_gqa": True, "softmax_scale": scale, "return_lse": return_lse}
     captures: dict[str, Any] = {}
     for name, found in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if found is not None and found.snippet.text:
-            more[name] = found.snippet.text
+            given[name] = found.snippet.text
             captures |= found.snippet.captures(found.tensors, place)
     if captures:
-        more["captures"] = captures
+        given["captures"] = captures
     if blocks is not None and min(blocks.BLOCK_SIZE) < _ONE_BLOCK:
-        more["block_mask"] = blocks
-    if key.shape[0] == 1 != batch:
-        key, value = key.expand(batch, -1, -1, -1), value.expand(batch, -1, -1, -1)
+        given["block_mask"] = blocks
     tensors = [x for x in captures.values() if isinstance(x, Tensor)]
     if not torch_ops.needed(query, key, value) and not requires_grad(query, key, value, *tensors):
         out = torch.empty_like(query)  # in memory as torch has it, for models that transpose back
         if out.stride(-1) == 1 and value.shape[-1] == query.shape[-1]:
-            more["out"] = out
-    return attention(query, key, value, scale=scale, enable_gqa=True, return_lse=return_lse, **more)
+            given["out"] = out
+    return run(with_blocks(Call(given, _WORDS)))

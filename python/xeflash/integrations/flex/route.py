@@ -96,7 +96,7 @@ def _attend(
     if kernel_options.get("OUTPUT_MAX"):
         raise Refused("flex_attention: return_aux must not ask for max_scores")
     if not are_plain(query, key, value) or not have_kernels(query.shape[-1], value.shape[-1], query.device.type):
-        raise Refused("flex_attention: tensors that xeflash does not have")
+        raise Refused(f"flex_attention: query, key and value must be plain, got {query.dtype}, {query.shape[-1]} wide")
     device = query.device
     found = _found(score_mod, True, device, score_buffers), _found(block_mask[-1], False, device, mask_buffers)
     lists = block_mask[2:6]

@@ -13,7 +13,7 @@ from torch import Tensor
 from xeflash.api.attention.made_once import made_once
 from xeflash.call.score_mod import read_snippets
 from xeflash.integrations.flex.expressions import Expr, Refused, as_bool, as_float
-from xeflash.integrations.flex.traced import Traced, trace
+from xeflash.integrations.flex.traced import trace
 from xeflash.integrations.flex.translate import READABLE, Capture, translate
 from xeflash.torch_ops.library import requires_grad
 
@@ -47,19 +47,20 @@ class Snippet:
     ) -> None:
         """Translates a function; see trace() for `given` and `seen`."""
         self.name = "score_mod" if scores else "mask_mod"
-        self.traced = trace(function, scores, device, given, seen)
-        result = translate(self.traced)
-        result = as_float(result) if scores else as_bool(result)
-        writer = _Writer("" if scores else "m", self.traced)
-        self.text = "" if result.code == "s" or result.value is True else writer.write(result)
-        self._numbers, self._arrays = writer.numbers, writer.arrays
-        self._tables: dict[Any, Tensor] = {}
-        if self.text:
-            try:
+        try:
+            self.traced = trace(function, scores, device, given, seen)
+            result = translate(self.traced)
+            result = as_float(result) if scores else as_bool(result)
+            writer = _Writer("" if scores else "m")
+            self.text = "" if result.code == "s" or result.value is True else writer.write(result)
+            if self.text:
                 texts = (self.text, None) if scores else (None, self.text)
-                read_snippets("", texts[0], texts[1], self._numbers | self._arrays)
-            except ValueError as error:
-                raise Refused(f"what a snippet may be: {error}") from error
+                read_snippets("a snippet", texts[0], texts[1], writer.numbers | writer.arrays)
+        except (Refused, ValueError) as error:
+            which = getattr(function, "__name__", type(function).__name__)
+            rule = f"flex_attention: {self.name} must be what a kernel can say"
+            raise Refused(f"{rule}, got {error} in {which!r}") from error
+        self._numbers, self._arrays = writer.numbers, writer.arrays
 
     def captures(self, tensors: Sequence[Tensor], place: Place) -> dict[str, Any]:
         """Returns what the snippet reads, for the tensors of a call."""
@@ -70,7 +71,8 @@ class Snippet:
         sources = [every[i] for i in self.traced.read_by(capture.node)]
         sizes = tuple(getattr(place, name) for name in capture.side)
         if math.prod(sizes) > _MOST_OF_TABLE:
-            raise Refused(f"a table of {math.prod(sizes)} elements (at most {_MOST_OF_TABLE})")
+            size = math.prod(sizes)
+            raise Refused(f"flex_attention: {self.name} needs a table of {size} elements, at most {_MOST_OF_TABLE}")
 
         def make() -> Tensor:
             return _readable(self.traced.value(capture.node, capture.side, every, place), place.device)
@@ -88,7 +90,7 @@ class Snippet:
 def _readable(x: Tensor, device: torch.device) -> Tensor:
     """Returns a tensor as kernels read it; integers beyond 32 bits become the nearest that have them."""
     if x.dtype is torch.float64:
-        raise Refused("captured tensors of float64")
+        raise Refused("flex_attention: captured tensors must not be float64")
     if x.dtype not in READABLE:
         x = x.clamp(_INT32.min, _INT32.max).to(torch.int32) if x.dtype is torch.int64 else x.to(torch.int32)
     return x if x.device == device else x.to(device)
@@ -97,8 +99,8 @@ def _readable(x: Tensor, device: torch.device) -> Tensor:
 class _Writer:
     """Writes an expression as statements: one for each value that is read more than once."""
 
-    def __init__(self, prefix: str, traced: Traced) -> None:
-        self._prefix, self._traced = prefix, traced
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
         self._lines: list[str] = []
         self._names: dict[Any, str] = {}  # of expressions and of their texts
         self._uses: Counter[Expr] = Counter()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions
 from torch._dispatch.python import suspend_functionalization
+from torch._dynamo import convert_frame
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -105,7 +106,7 @@ def trace(
     def call(*arguments: Any) -> Any:  # make_fx looks at the signature
         return function(*arguments)
 
-    with contextlib.ExitStack() as stack:
+    with convert_frame.compile_lock, contextlib.ExitStack() as stack:  # torch traces in one thread at a time
         for context in (suspend_functionalization(), disable_functional_mode(), disable_proxy_modes_tracing()):
             stack.enter_context(context)
         mode = detect_fake_mode(tensors) or FakeTensorMode(allow_non_fake_inputs=True)
@@ -125,9 +126,11 @@ def trace(
                 )
         except Refused:
             raise
-        except Exception as error:  # what cannot be traced, as torch says it
-            said = (str(error).splitlines() or [""])[0][:200]
-            raise Refused(f"a function that cannot be traced: {type(error).__name__}: {said}") from error
+        except Exception as error:  # what cannot be traced
+            said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+            if watch.looks:
+                said = "Python takes the value of a tensor, by item() or a branch on it"
+            raise Refused(f"no graph of torch ({said})") from error
     module.graph.eliminate_dead_code()
     return _split(module, scores, given, seen, watch.looks)
 
