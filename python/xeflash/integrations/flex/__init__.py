@@ -29,7 +29,8 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as _of_torch
 
 from xeflash.integrations._from_torch import Calls
-from xeflash.integrations.flex.attend import Blocks, attend
+from xeflash.integrations.flex.attend import attend
+from xeflash.integrations.flex.blocks import Blocks
 from xeflash.integrations.flex.expressions import Refused
 from xeflash.integrations.flex.kept import snippet_of
 from xeflash.integrations.flex.route import MARK, switch

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from xeflash import torch_ops
-from xeflash.api.attention.blocks import with_blocks
 from xeflash.api.route import run
 from xeflash.call.call import Call
 from xeflash.call.schema import BHSD
+from xeflash.integrations.flex.blocks import Blocks, with_bits
 from xeflash.integrations.flex.kept import Found
 from xeflash.integrations.flex.snippet import Place
 from xeflash.torch_ops.library import requires_grad
 
 _WORDS = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale"}
-_ONE_BLOCK = 1 << 30  # the sides of the block that torch makes where there is no mask
-
-
-class Blocks(NamedTuple):
-    """The fields of a BlockMask that attention reads; its mask_mod is a snippet beside it."""
-
-    kv_num_blocks: Tensor
-    kv_indices: Tensor
-    full_kv_num_blocks: Tensor | None
-    full_kv_indices: Tensor | None
-    BLOCK_SIZE: tuple[int, int]
-    seq_lengths: tuple[Any, Any]
-    mask_mod: None = None
 
 
 def attend(
@@ -50,11 +37,9 @@ def attend(
             captures |= found.snippet.captures(found.tensors, place)
     if captures:
         given["captures"] = captures
-    if blocks is not None and min(blocks.BLOCK_SIZE) < _ONE_BLOCK:
-        given["block_mask"] = blocks
     tensors = [x for x in captures.values() if isinstance(x, Tensor)]
     if not torch_ops.needed(query, key, value) and not requires_grad(query, key, value, *tensors):
         out = torch.empty_like(query)  # in memory as torch has it, for models that transpose back
         if out.stride(-1) == 1 and value.shape[-1] == query.shape[-1]:
             given["out"] = out
-    return run(with_blocks(Call(given, _WORDS)))
+    return run(with_bits(Call(given, _WORDS), blocks))

@@ -20,7 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import flex_attention as module_of_torch
 
 from xeflash.integrations._from_torch import Switch, are_plain, have_kernels
-from xeflash.integrations.flex.attend import Blocks, attend
+from xeflash.integrations.flex.attend import attend
+from xeflash.integrations.flex.blocks import Blocks
 from xeflash.integrations.flex.expressions import Refused
 from xeflash.integrations.flex.kept import Found
 from xeflash.integrations.flex.snippet import Snippet

@@ -80,11 +80,14 @@ class Snippet:
         if self.name == "score_mod" and requires_grad(*sources):
             return make()
         with torch.no_grad():
-            if capture.node in self.traced.tensors and _readable(sources[0], place.device) is sources[0]:
-                return sources[0].detach() if self.name == "mask_mod" else sources[0]
-            if sources:
+            if not sources:
+                return make()
+            if capture.node not in self.traced.tensors:
                 return made_once(sources, (self, capture, place.device, sizes), make)
-            return make()
+            x = sources[0].detach() if self.name == "mask_mod" else sources[0]
+            if x.dtype in READABLE and x.device == place.device:
+                return x
+            return made_once(sources, (_readable, place.device), make)
 
 
 def _readable(x: Tensor, device: torch.device) -> Tensor:
