@@ -21,8 +21,10 @@ _FORMS = {
     "mask_mod": "a condition in C++ of b, h, q_idx, k_idx and captures",
 }
 _TAKEN = ("s", "b", "h", "q_idx", "k_idx", "inf")
-_FUNCTIONS = ("select", "number", "min", "max", "abs", "floor", "whole")
-_FUNCTIONS += ("exp", "exp2", "log", "log2", "sqrt", "tanh", "sin", "cos")
+_FUNCTIONS = (
+    *("select", "number", "min", "max", "abs", "floor", "whole"),
+    *("exp", "exp2", "log", "log2", "sqrt", "tanh", "sin", "cos"),
+)
 _KEYWORDS = re.compile(
     r"alignas|alignof|and|and_eq|asm|auto|bitand|bitor|bool|break|case|catch|char|char8_t|char16_t|"
     r"char32_t|class|co_await|co_return|co_yield|compl|concept|const|const_cast|consteval|constexpr|"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -61,6 +61,7 @@ class Snippet:
             rule = f"flex_attention: {self.name} must be what a kernel can say"
             raise Refused(f"{rule}, got {error} in {which!r}") from error
         self._numbers, self._arrays = writer.numbers, writer.arrays
+        self._tables: dict[Hashable, Tensor] = {}  # that depend on positions alone
 
     def captures(self, tensors: Sequence[Tensor], place: Place) -> dict[str, Any]:
         """Returns what the snippet reads, for the tensors of a call."""
@@ -81,13 +82,22 @@ class Snippet:
             return make()
         with torch.no_grad():
             if not sources:
-                return make()
+                return self._table((capture, place.device, sizes), make)
             if capture.node not in self.traced.tensors:
                 return made_once(sources, (self, capture, place.device, sizes), make)
             x = sources[0].detach() if self.name == "mask_mod" else sources[0]
             if x.dtype in READABLE and x.device == place.device:
                 return x
             return made_once(sources, (_readable, place.device), make)
+
+    def _table(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """Returns make(), called once for the latest sizes, but for calls that torch traces."""
+        made = self._tables.get(key)
+        if made is None or torch.compiler.is_compiling():
+            made = make()
+            if type(made) is Tensor:
+                self._tables = {**dict(list(self._tables.items())[-_MOST_ARRAYS:]), key: made}
+        return made
 
 
 def _readable(x: Tensor, device: torch.device) -> Tensor:

@@ -215,8 +215,9 @@ def _check_size(size: int) -> None:
 
 def _said_by(node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Applies an operation of torch."""
-    name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else str(node.target)
-    name, value = name.rpartition("::")[2], node.meta["val"]
+    target: Any = node.target
+    name = str(getattr(target, "_schema", target)).partition("(")[0].rpartition("::")[2].partition(".")[0]
+    value = node.meta["val"]
     if name in _SPECIAL:
         return _SPECIAL[name](*args, **kwargs)
     if name in _SAME:
