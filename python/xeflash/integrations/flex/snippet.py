@@ -94,7 +94,8 @@ class Snippet:
         """Returns make(), called once for the latest sizes, but for calls that torch traces."""
         made = self._tables.get(key)
         if made is None or torch.compiler.is_compiling():
-            made = make()
+            with torch.inference_mode(False):  # a later call may record gradients
+                made = make()
             if type(made) is Tensor:
                 self._tables = {**dict(list(self._tables.items())[-_MOST_ARRAYS:]), key: made}
         return made

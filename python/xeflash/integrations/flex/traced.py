@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dispatch.python import suspend_functionalization
 from torch._dynamo import convert_frame
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
@@ -90,7 +90,11 @@ _LOOKS = {"item", "tolist", "numpy", "__int__", "__float__", "__bool__", "__inde
 
 @functools.cache
 def _decompositions() -> Any:
-    return core_aten_decompositions()
+    """Returns torch's decompositions into its core operators, and those of core operators that are sums of others."""
+    aten = torch.ops.aten
+    more = [aten.elu, aten.gelu, aten.leaky_relu, aten.hardtanh, aten.hardswish, aten.hardsigmoid, aten.mish]
+    more += [aten.linalg_vector_norm, aten.var, aten._softmax]
+    return dict(core_aten_decompositions().items()) | get_decompositions(more)
 
 
 def trace(

@@ -219,7 +219,8 @@ def _said_by(node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     name = str(getattr(target, "_schema", target)).partition("(")[0].rpartition("::")[2].partition(".")[0]
     value = node.meta["val"]
     if name in _SPECIAL:
-        return _SPECIAL[name](*args, **kwargs)
+        special: Any = _SPECIAL[name]
+        return special(*args, **kwargs)
     if name in _SAME:
         return args[0]
     if name in _SHAPES:
@@ -265,7 +266,10 @@ def _mean(x: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _index(x: Any, indices: Sequence[Any]) -> Any:
     if not isinstance(x, View):
-        raise Refused("an index of a computed tensor")
+        at = [slice(None) if i is None else _scalar(i).value for i in indices]
+        if None in at:
+            raise Refused("an index of a computed tensor")
+        return np.asarray(_elements(x)[tuple(at)], object)
     free = 0
     for i in indices:
         x, free = (x, free + 1) if i is None else (x.bind(free, _scalar(i)), free)
