@@ -309,6 +309,18 @@ LEARNED = {
         {"brain": drawn(4).bfloat16(), "half": drawn(2, 99).half()},
         lambda s, b, h, i, j, brain, half: s * brain[h] + half[1, j],
     ),
+    "eight": Learned(
+        "auto x = s * (slope[h] + k_idx % 3) + of_q[q_idx] * of_k[k_idx];\n"
+        "x += table(h, q_idx - k_idx + 70) + both(b, k_idx) * sin(freq * (q_idx - k_idx) / 9);\n"
+        "return x * factor + period[k_idx % 7];",
+        {"slope": drawn(4), "of_q": drawn(99, seed=6), "of_k": drawn(99, seed=7), "table": drawn(4, 180)}
+        | {"both": drawn(2, 99), "freq": torch.tensor(0.8), "factor": torch.tensor(0.6), "period": drawn(7)},
+        lambda s, b, h, i, j, slope, of_q, of_k, table, both, freq, factor, period: (
+            factor * (s * (slope[h] + j % 3) + of_q[i] * of_k[j] + table[h, i - j + 70])
+            + factor * (both[b, j] * torch.sin(freq * (i - j) / 9))
+            + period[j % 7]
+        ),
+    ),
     "few-workers": Learned(  # as many as their copies of the gradient have room for
         "s + table(h, k_idx * 1000)",
         {"table": drawn(4, 1 << 20)},
