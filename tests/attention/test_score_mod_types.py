@@ -129,6 +129,21 @@ EXPRESSIONS = {
     "s + (log2(inf - b) == inf) + (log(-1) != log(-1))": lambda s, b, h, q, k: s + 2,
     "s + max(sqrt(-1 - k_idx), 2)": lambda s, b, h, q, k: s + 2,
     "s + min(1, sqrt(-1 - b))": lambda s, b, h, q, k: s + 1,
+    "s + floor(s * 3)": lambda s, b, h, q, k: s + math.floor(s * 3),
+    "s + floor(k_idx * -0.4) / 2": lambda s, b, h, q, k: s + math.floor(k * -0.4) / 2,
+    "s + floor(q_idx) / 2 + floor(k_idx > 2) + floor(b - 0.5)": lambda s, b, h, q, k: (
+        s + q / 2 + (k > 2) + math.floor(b - 0.5)
+    ),
+    "s + whole(s * 3)": lambda s, b, h, q, k: s + int(s * 3),
+    "s + kinds[whole(q_idx * 0.7)] + whole(k_idx * -0.4) % 3": lambda s, b, h, q, k: (
+        s + kinds[int(q * 0.7)] + remainder(int(k * -0.4), 3)
+    ),
+    "s + whole(k_idx) / 2 + whole(k_idx > 2) / 2 + whole(b + 0.5)": lambda s, b, h, q, k: s + k // 2 + b,
+    "s + (whole(3e9 + k_idx) == ~least) + (whole(-inf * (k_idx + 1)) == least) + whole(inf - inf)": (
+        lambda s, b, h, q, k: s + 2
+    ),
+    "s + sin(s * 9) + cos(k_idx * 9)": lambda s, b, h, q, k: s + math.sin(s * 9) + math.cos(k * 9),
+    "s + sin(b) + cos(q_idx > 2) * sin(q_idx)": lambda s, b, h, q, k: s + math.sin(b) + math.cos(q > 2) * math.sin(q),
     # captures
     "s + kinds[k_idx]": None,
     "s + kinds[q_idx] * keep[k_idx]": None,
@@ -228,11 +243,11 @@ def dealt(parts):
     return [texts[part :: 2 * parts] + texts[2 * parts - 1 - part :: 2 * parts] for part in range(parts)]
 
 
-PARTS, PARTS_ON_GPU = dealt(4), dealt(9)
+PARTS, PARTS_ON_GPU = dealt(5), dealt(10)
 
 
 IN_EVERY_KERNEL = [(part, kernel) for part in range(len(PARTS)) for kernel in KERNELS]
-IN_ONE = [(part, KERNELS[part % len(KERNELS)]) for part in range(0, len(PARTS), 2)]
+IN_ONE = [(part, KERNELS[part % len(KERNELS)]) for part in (0, 2)]
 
 
 @pytest.mark.parametrize(("part", "kernel"), few_rows(IN_EVERY_KERNEL, *IN_ONE))
@@ -278,6 +293,7 @@ REFUSED = {
     "s << 1": "invalid operands",
     "~s": "invalid argument type",
     "s + kinds[s]": "no viable overloaded operator|no match",
+    "s + kinds[floor(s)]": "no viable overloaded operator|no match",
     # 64 bits, unsigned
     "s + k_idx * 1L": "invalid operands",
     "s + k_idx * 1u": "invalid operands",

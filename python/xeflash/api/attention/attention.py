@@ -58,13 +58,13 @@ def attention(
         sinks: (H,) logits that join the softmax without a value.
         score_mod: C++ that gives a score's new value, after everything above: an expression of s (the scaled score), b,
             h, q_idx, k_idx (batch, head, positions) and captures, or statements that return one. It may use operators,
-            select(condition, a, b), number (as a float), min, max, abs, exp, exp2, log, log2, sqrt, tanh and inf; -inf
-            hides a key. It may not branch (if, ?, for): use select. It gives each variable a value where it declares
-            it, and has no numbers beyond float32. Bools, ints and floats of 32 bits convert as in C++, bool to int to
-            float; s, positions and what is read at them are vectors, so a snippet that makes one of them a single bool,
-            int or float (`float y = s`) does not compile: write `auto y = s`. It is compiled into the kernel at its
-            first use. The snippet is code that runs in this process and may read and write all its memory: never take
-            it from somebody whom you do not trust.
+            select(condition, a, b), number (as a float), whole (as an int, towards 0), floor (a float), min, max, abs,
+            exp, exp2, log, log2, sqrt, tanh, sin, cos and inf; -inf hides a key. It may not branch (if, ?, for): use
+            select. It gives each variable a value where it declares it, and has no numbers beyond float32. Bools, ints
+            and floats of 32 bits convert as in C++, bool to int to float; s, positions and what is read at them are
+            vectors, so a snippet that makes one of them a single bool, int or float (`float y = s`) does not compile:
+            write `auto y = s`. It is compiled into the kernel at its first use. The snippet is code that runs in this
+            process and may read and write all its memory: never take it from somebody whom you do not trust.
         captures: values that score_mod and mask_mod read by name: at most 8 numbers, and 8 arrays of up to 4 dimensions
             (fp32, fp16, bf16, int32, bool), read as `name[i]` or `name(i, j)`, or as `name` if it has no dimensions. An
             index past an end reads the element at that end. Tensors that require grad get gradients: each element's is
