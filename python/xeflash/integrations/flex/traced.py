@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from xeflash.integrations.flex.expressions import Refused
 
 SIDES = ("b", "h", "q", "k")
+_tracing = threading.RLock()  # torch traces one function at a time
 
 
 @dataclass(eq=False)
@@ -124,7 +126,7 @@ def trace(
                 for x in given
             ]
         try:
-            with TransformGetItemToIndex(), watch:
+            with _tracing, TransformGetItemToIndex(), watch:
                 module = make_fx(call, decomposition_table=_decompositions(), _allow_non_fake_inputs=True)(
                     *score, *index, *stand_ins
                 )
