@@ -22,6 +22,7 @@ _MOST_OF_TABLE = 1 << 22  # elements
 _IN_TEXT = (0, 1, 2, 0.5, math.inf)  # numbers that are not captured
 _MOST_BRACKETS = 24  # in one statement
 _INT32 = torch.iinfo(torch.int32)
+_FAR = 1 << 30
 
 
 class Place(NamedTuple):
@@ -88,7 +89,7 @@ class Snippet:
             x = sources[0].detach() if self.name == "mask_mod" else sources[0]
             if x.dtype in READABLE and x.device == place.device:
                 return x
-            return made_once(sources, (_readable, place.device), make)
+            return made_once(sources, ("readable", place.device), make)
 
     def _table(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Returns make(), called once for the latest sizes, but for calls that torch traces."""
@@ -102,12 +103,25 @@ class Snippet:
 
 
 def _readable(x: Tensor, device: torch.device) -> Tensor:
-    """Returns a tensor as kernels read it; integers beyond 32 bits become the nearest that have them."""
+    """Returns a tensor as kernels read it."""
     if x.dtype is torch.float64:
         raise Refused("flex_attention: captured tensors must not be float64")
     if x.dtype not in READABLE:
-        x = x.clamp(_INT32.min, _INT32.max).to(torch.int32) if x.dtype is torch.int64 else x.to(torch.int32)
+        x = (_near(x) if x.dtype is torch.int64 else x).to(torch.int32)
     return x if x.device == device else x.to(device)
+
+
+def _near(x: Tensor) -> Tensor:
+    """Returns integers in whose place those beyond 32 bits are 2^30, beyond positions and sums with them.
+
+    They must all mean "no limit": several that differ may be names, which have to stay different.
+    """
+    beyond = (x > _INT32.max) | (x < _INT32.min)
+    if type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling():  # it has values
+        far = x[beyond]
+        if far.numel() and bool((far != far[0]).any()):
+            raise Refused("flex_attention: captured integers beyond 32 bits must be one number, got several")
+    return torch.where(beyond, x.sign() * _FAR, x)
 
 
 class _Writer:

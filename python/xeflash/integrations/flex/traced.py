@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,6 @@ from torch.overrides import TorchFunctionMode
 from xeflash.integrations.flex.expressions import Refused
 
 SIDES = ("b", "h", "q", "k")
-_tracing = threading.RLock()  # torch traces one function at a time
 
 
 @dataclass(eq=False)
@@ -112,7 +110,7 @@ def trace(
     def call(*arguments: Any) -> Any:  # make_fx looks at the signature
         return function(*arguments)
 
-    with convert_frame.compile_lock, contextlib.ExitStack() as stack:  # torch traces in one thread at a time
+    with contextlib.ExitStack() as stack:
         for context in (suspend_functionalization(), disable_functional_mode(), disable_proxy_modes_tracing()):
             stack.enter_context(context)
         mode = detect_fake_mode(tensors) or FakeTensorMode(allow_non_fake_inputs=True)
@@ -126,7 +124,7 @@ def trace(
                 for x in given
             ]
         try:
-            with _tracing, TransformGetItemToIndex(), watch:
+            with convert_frame.compile_lock, TransformGetItemToIndex(), watch:  # torch traces in one thread at a time
                 module = make_fx(call, decomposition_table=_decompositions(), _allow_non_fake_inputs=True)(
                     *score, *index, *stand_ins
                 )
