@@ -66,7 +66,7 @@ class Snippet:
 
     def captures(self, tensors: Sequence[Tensor], place: Place) -> dict[str, Any]:
         """Returns what the snippet reads, for the tensors of a call."""
-        return self._numbers | {name: self._array(x, tensors, place) for name, x in self._arrays.items()}
+        return {name: self._array(x, tensors, place) for name, x in self._arrays.items()} | self._numbers
 
     def _array(self, capture: Capture, tensors: Sequence[Tensor], place: Place) -> Tensor:
         every = (*tensors, *self.traced.own)
