@@ -120,16 +120,23 @@ def test_examples_match_reference_on_gpus(xpu, name):
 OTHER_SIZES = {
     "no-gqa": Sizes(heads_k=4),
     "mqa": Sizes(heads_k=1),
-    "one-of-each": Sizes(1, 1, 1, 1, 1),
+    "one-of-each": Sizes(1, 1, 1, 2, 1),
     "one-row": Sizes(rows=1),
     "many-blocks": Sizes(rows=300, keys=400),
     "more-rows": Sizes(rows=300, keys=53),
 }
+HAVE_OTHER_KERNELS = ("one-of-each", "one-row", "many-blocks", "more-rows")
 
 
 @pytest.mark.parametrize("sizes", OTHER_SIZES)
 def test_other_sizes_match_reference(sizes):
-    run(RUN, OTHER_SIZES[sizes], grad=sizes != "one-row", scale=0.2)
+    run(RUN, OTHER_SIZES[sizes], grad=sizes not in HAVE_OTHER_KERNELS, scale=0.2)
+
+
+@pytest.mark.parametrize("sizes", HAVE_OTHER_KERNELS)
+@pytest.mark.wide
+def test_gradients_of_other_sizes_match_reference(sizes):
+    run(RUN, OTHER_SIZES[sizes])
 
 
 @pytest.mark.parametrize("sizes", ["many-blocks", "one-row"])
