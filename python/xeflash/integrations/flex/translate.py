@@ -145,6 +145,8 @@ def _called(node: Node, values: dict[Any, Any]) -> Any:
     unsaid = next((x for x in leaves if isinstance(x, Unsaid)), None)
     if not isinstance(node.meta.get("val"), Tensor) and not deps:
         return _of_numbers(node, args)
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        raise Refused("random numbers")
     if not deps and any(isinstance(x, View) for x in leaves):
         return _view(node)  # of captured tensors alone
     here = Unsaid(unsaid.why if unsaid else "", deps, node)
