@@ -101,7 +101,8 @@ def _attend(
     device = query.device
     found = _found(score_mod, True, device, score_buffers), _found(block_mask[-1], False, device, mask_buffers)
     lists = block_mask[2:6]
-    blocks = Blocks(lists[0], lists[1], lists[2], lists[3], block_mask[-3:-1], block_mask[:2])
+    size = int(block_mask[-3]), int(block_mask[-2])  # a graph is of blocks of one size, also where lengths vary
+    blocks = Blocks(lists[0], lists[1], lists[2], lists[3], size, block_mask[:2])
     out, lse = attend(query, key, value, *found, blocks, scale, True)
     in_base_2 = kernel_options.get("BACKEND") != "FLASH"
     return out, lse / math.log(2) if in_base_2 else lse, lse.new_empty(0)
