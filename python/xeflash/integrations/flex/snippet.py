@@ -114,11 +114,11 @@ def _readable(x: Tensor, device: torch.device) -> Tensor:
 def _near(x: Tensor) -> Tensor:
     """Returns integers in whose place those beyond 32 bits are 2^30, beyond positions and sums with them.
 
-    They must all mean "no limit": several that differ may be names, which have to stay different.
+    They must all mean "no limit", of either sign: several that differ may be names, which have to stay different.
     """
     beyond = (x > _INT32.max) | (x < _INT32.min)
     if type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling():  # it has values
-        far = x[beyond]
+        far = x[beyond].abs()
         if far.numel() and bool((far != far[0]).any()):
             raise Refused("flex_attention: captured integers beyond 32 bits must be one number, got several")
     return torch.where(beyond, x.sign() * _FAR, x)
