@@ -76,15 +76,22 @@ def _computed(node: Node, known: dict[Node, Any]) -> Any:
 
 
 class _Watch(TorchFunctionMode):  # type: ignore[misc]
-    """Sees whether a function looks at the values of captured tensors."""
+    """Sees whether a function looks at the values of captured tensors, and refuses what writes to tensors."""
 
     looks = False
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.looks |= getattr(function, "__name__", "") in _LOOKS
+        name = getattr(function, "__name__", "")
+        if name in _WRITES or (name[-1:] == "_" and name[:2] != "__"):
+            raise Refused(f"{name}, which writes to a tensor,")
+        self.looks |= name in _LOOKS
         return function(*args, **(kwargs or {}))
 
 
+_WRITES = {"__setitem__"} | {
+    f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor", "pow", "mod")
+}
+_WRITES |= {f"__i{name}__" for name in ("floordiv", "lshift", "rshift")}
 _LOOKS = {"item", "tolist", "numpy", "__int__", "__float__", "__bool__", "__index__", "__array__", "data_ptr"}
 
 

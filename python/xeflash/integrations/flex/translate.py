@@ -117,7 +117,11 @@ def translate(traced: Traced) -> Expr:
     values: dict[Any, Any] = {}
     for node in traced.graph.nodes:
         if node.op == "output":
-            result = node.args[0][0] if isinstance(node.args[0], tuple | list) else node.args[0]
+            result = node.args[0]
+            if isinstance(result, tuple | list) and len(result) == 1:  # of a graph
+                result = result[0]
+            if not isinstance(result, Node | bool | int | float):
+                raise Refused(f"a result that is no tensor but {type(result).__name__}")
             return _scalar(_said(values[result] if isinstance(result, Node) else result))
         values[node] = _given(traced, node) if node.op in ("placeholder", "get_attr") else _called(node, values)
     raise AssertionError("a graph has an output")
