@@ -65,10 +65,10 @@ def _is_plain(torch: Any, tensors: Sequence[Any]) -> bool:
 
     if not all(type(x) is torch.Tensor for x in tensors) or is_seen(*(tensors[0],) * 3):
         return False
-    return torch._C._get_tracing_state() is None and not (tensors[0].is_xpu and _is_captured(torch, tensors[0]))
+    return torch._C._get_tracing_state() is None and not (tensors[0].is_xpu and is_captured(torch, tensors[0]))
 
 
-def _is_captured(torch: Any, tensor: Any) -> bool:
+def is_captured(torch: Any, tensor: Any) -> bool:
     """Returns whether an XPUGraph is captured: what it makes has no values before it is replayed."""
     with torch.xpu.device(tensor.device):
         return bool(torch.xpu.is_current_stream_capturing())

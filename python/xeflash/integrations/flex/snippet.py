@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from xeflash.api.attention.made_once import made_once
+from xeflash.api.attention.made_once import is_captured, made_once
 from xeflash.call.score_mod import read_snippets
 from xeflash.integrations.flex.expressions import Expr, Refused, as_bool, as_float
 from xeflash.integrations.flex.traced import trace
@@ -83,7 +83,8 @@ class Snippet:
             return make()
         with torch.no_grad():
             if not sources:
-                return self._table((capture, place.device, sizes), make)
+                is_traced = any(isinstance(n, torch.SymInt) for n in sizes)
+                return self._table(None if is_traced else (capture, place.device, sizes), make)
             if capture.node not in self.traced.tensors:
                 return made_once(sources, (self, capture, place.device, sizes), make)
             x = sources[0].detach() if self.name == "mask_mod" else sources[0]
@@ -93,11 +94,11 @@ class Snippet:
 
     def _table(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Returns make(), called once for the latest sizes, but for calls that torch traces."""
-        made = self._tables.get(key)
-        if made is None or torch.compiler.is_compiling():
+        made = self._tables.get(key) if key is not None else None
+        if made is None:
             with torch.inference_mode(False):  # a later call may record gradients
                 made = make()
-            if type(made) is Tensor:
+            if key is not None and type(made) is Tensor:
                 self._tables = {**dict(list(self._tables.items())[-_MOST_ARRAYS:]), key: made}
         return made
 
@@ -117,7 +118,7 @@ def _near(x: Tensor) -> Tensor:
     They must all mean "no limit", of either sign: several that differ may be names, which have to stay different.
     """
     beyond = (x > _INT32.max) | (x < _INT32.min)
-    if type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling():  # it has values
+    if type(x) in (Tensor, torch.nn.Parameter) and not (x.is_xpu and is_captured(torch, x)):  # it has values
         far = x[beyond].abs()
         if far.numel() and bool((far != far[0]).any()):
             raise Refused("flex_attention: captured integers beyond 32 bits must be one number, got several")

@@ -16,7 +16,7 @@ from torch._dispatch.python import suspend_functionalization
 from torch._dynamo import convert_frame
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch._subclasses.functional_tensor import disable_functional_mode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
@@ -166,7 +166,8 @@ def _split(module: GraphModule, scores: bool, given: Sequence[Any], seen: Sequen
             traced.own = (*traced.own, x)
             traced.looks |= any(user.target is not torch.ops.aten.lift_fresh_copy.default for user in node.users)
         traced.tensors[node] = known[id(x)]
-        node.meta.setdefault("val", torch.empty_like(x, device="meta"))
+        with unset_fake_temporarily():
+            node.meta.setdefault("val", torch.empty(x.shape, dtype=x.dtype, device="meta"))
     for name in {str(n.target) for n in attributes}:
         delattr(module, name)  # a graph keeps no caller's tensors alive
     return traced

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import SymInt, Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node
 from torch.fx.node import map_aggregate, map_arg
 from torch.utils._pytree import tree_leaves
@@ -135,7 +136,8 @@ def _given(traced: Traced, node: Node) -> Any:
         return literal(traced.numbers[node])
     number = traced.tensors[node]
     if number >= traced.seen and traced.own[number - traced.seen].dim() == 0:
-        return literal(traced.own[number - traced.seen].item())
+        with unset_fake_temporarily():
+            return literal(traced.own[number - traced.seen].item())
     return _view(next(first for first, i in traced.tensors.items() if i == number))
 
 
