@@ -90,7 +90,10 @@ class InType(Exact):
 
 @dataclass
 class Moved(Exact):
-    """Scores are off by what fp32 makes them off, and so are, in gradients, dP, Delta and the LSE that P is made from."""
+    """Scores are off by what fp32 makes them off, and so are, in gradients, dP, Delta and the LSE that P is made from.
+
+    Delta is off by O's rounding to its type, too.
+    """
 
     dout: Tensor
     part: float
@@ -107,13 +110,22 @@ class Moved(Exact):
         if not out.requires_grad:
             return
         dout = self.dout.to(out.dtype)
-        delta = self.off((out * dout).abs().sum(-1, keepdim=True))
+        rounding = (2 * torch.rand(out.shape, generator=self.directions, dtype=out.dtype) - 1) * off_by(
+            out.detach(), self.dout.dtype
+        )
+        delta = self.off((out * dout).abs().sum(-1, keepdim=True)) + (rounding * dout).sum(-1, keepdim=True)
         off = p.detach() * (self.off(dout.abs() @ v.abs().mT) + delta)
         kept = 1 + self.off(lse.abs().masked_fill(lse.isinf(), 0.0))
         out.register_hook(lambda g: g * kept[..., None])
         lse.register_hook(lambda g: g * kept)
         if s.requires_grad:
             s.register_hook(lambda g: g + off)
+
+
+def off_by(out: Tensor, dtype: torch.dtype) -> Tensor:
+    """What elements of an output are off by at most: an ulp in fp32, else half of one, as P is rounded to it, too."""
+    ulps = torch.finfo(dtype).eps * torch.ldexp(torch.ones_like(out), torch.frexp(out).exponent - 1)
+    return ulps if dtype == torch.float32 else ulps / 2
 
 
 def reference(

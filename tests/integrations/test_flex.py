@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from xeflash.integrations.flex import Refused, flex_attention
 
 RUN = "score-and-mask"
-ON_GPUS = ("score-and-mask", "buckets", "jagged-causal", "neighbourhood", "five-arrays", "waves")
+ON_GPUS = ("score-and-mask", "buckets", "jagged-causal", "neighbourhood", "waves", "quotients")
 BOOK = 128
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
