@@ -52,7 +52,7 @@ def _register() -> None:
 
 def _validate_device(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Checks as torch does, but for CPU tensors that require grad: those are refused where a call goes on to torch."""
-    if query.device.type != "cpu":
+    if query.device.type != "cpu" or not (torch.compiler.is_compiling() or switch.is_on()):
         _by_torch["validate_device"](query, key, value)
 
 
