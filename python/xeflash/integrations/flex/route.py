@@ -7,6 +7,7 @@ every backend calls as it is. What is refused goes on to torch's kernel.
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -42,8 +43,10 @@ def _register() -> None:
     if _by_torch:
         return
     _by_torch["kernel"] = operator.py_kernels[DispatchKey.Autograd]
+    _by_torch["below"] = operator.py_kernels[DispatchKey.CompositeExplicitAutograd]
     _by_torch["validate_device"] = module_of_torch._validate_device
-    operator.py_kernels[DispatchKey.Autograd] = _flex
+    operator.py_kernels[DispatchKey.Autograd] = functools.partial(_flex, "kernel")
+    operator.py_kernels[DispatchKey.CompositeExplicitAutograd] = _below_autograd
     operator._dispatch_cache.clear()
     # A graph that was compiled for torch must not be found on disk by one that is compiled for us, and the reverse.
     operator._cacheable = False
@@ -56,7 +59,13 @@ def _validate_device(query: Tensor, key: Tensor, value: Tensor) -> None:
         _by_torch["validate_device"](query, key, value)
 
 
+def _below_autograd(*arguments: Any) -> Any:
+    """Runs torch's kernel, and a call of inference mode, which has not come through the one above autograd."""
+    return _flex("below", *arguments) if torch.is_inference_mode_enabled() else _by_torch["below"](*arguments)
+
+
 def _flex(
+    by_torch: str,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -87,7 +96,7 @@ def _flex(
             switch.count(False)
     if query.device.type == "cpu" and requires_grad(query, key, value):
         raise NotImplementedError(_NO_BACKWARD)
-    return _by_torch["kernel"](*arguments)
+    return _by_torch[by_torch](*arguments)
 
 
 def _attend(
