@@ -266,7 +266,9 @@ def quotients(z: Sizes, of: Captures) -> Mods:
     """Ints divided give floats; floats are rounded down and towards zero."""
 
     def change(s, b, h, q, k):
-        near = torch.floor((q - k) / 3.71) + ((q - k) / 2.31).to(torch.int32) + torch.div(q - k, 3, rounding_mode="trunc")
+        near = (
+            torch.floor((q - k) / 3.71) + ((q - k) / 2.31).to(torch.int32) + torch.div(q - k, 3, rounding_mode="trunc")
+        )
         return s * (q + 1) / (k + 1) + near * 0.05
 
     return change, None
