@@ -105,6 +105,8 @@ class Snippet:
 
 def _readable(x: Tensor, device: torch.device) -> Tensor:
     """Returns a tensor as kernels read it."""
+    if x.dtype is torch.float64 and x.dim() == 0:
+        x = x.to(torch.float32)
     if x.dtype is torch.float64:
         raise Refused("flex_attention: captured tensors must not be float64")
     if x.dtype not in READABLE:

@@ -169,6 +169,9 @@ def _called(node: Node, values: dict[Any, Any]) -> Any:
 def _of_numbers(node: Node, args: Sequence[Any]) -> Expr:
     """Computes with numbers of Python, and the sizes of traced tensors."""
     if isinstance(args[0], View):
+        view = args[0]
+        if "_local_scalar_dense" in str(node.target) and not view.free:  # Python's, once dynamo saw two
+            return replace(view, dtype=torch.float32 if view.dtype is torch.float64 else view.dtype).read()
         if "sym_size" not in str(node.target):
             raise Refused(f"{node.target} of a captured tensor")
         return literal(args[0].shape[args[1]])
