@@ -8,14 +8,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import threading
 from typing import Any
 
 import pytest
 import torch
-from flex_examples import EXAMPLES, Captures
+from cover import few_rows
+from flex_examples import EXAMPLES, Captures, Sizes
 from flex_reference import Case, check
 from test_flex import RUN, blocks_of
 from torch import nn
+from torch._higher_order_ops.flex_attention import flex_attention as operator
 from torch.nn.attention.flex_attention import flex_attention  # before anything is switched on
 from xeflash.integrations import flex
 
@@ -23,6 +26,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
     pytest.mark.filterwarnings("ignore:return_lse is deprecated"),
 ]
+
+LENGTHS = (37, 53), (41, 77), (130, 60)
+BACKENDS = [(name, whose) for name in ("inductor", "aot_eager", "eager") for whose in ("torch's", "ours")]
 
 
 @pytest.fixture(autouse=True)
@@ -83,8 +89,8 @@ def test_calls_are_torchs_while_it_is_off():
         run(True)
 
 
-def inputs() -> tuple[Any, ...]:
-    case = Case(EXAMPLES[RUN])
+def inputs(**sizes: int) -> tuple[Any, ...]:
+    case = Case(EXAMPLES[RUN], Sizes(**sizes))
     return case.q, case.k, case.v, *case.example(case.z, Captures())
 
 
@@ -162,6 +168,67 @@ def test_compiled_layers_follow_what_changes(a_number):
     layer.slope = nn.Parameter(torch.ones(4))
     compare()
     assert not any(torch.allclose(a, b, atol=1e-3) for a, b in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize(("backend", "whose"), few_rows(BACKENDS, BACKENDS[0]))
+def test_graphs_of_varying_lengths(backend, whose):
+    """Results and gradients are those of calls that are not compiled."""
+    function = flex.flex_attention if whose == "ours" else flex_attention
+
+    def attended(q, k, v, score_mod, blocks):
+        return function(q, k, v, score_mod, blocks, enable_gqa=True)
+
+    graph = torch.compile(attended, backend=backend, dynamic=True, fullgraph=True)
+    for rows, keys in LENGTHS:
+        q, k, v, score_mod, mask_mod = inputs(rows=rows, keys=keys)
+        qkv = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in (q, k, v)]
+        blocks = blocks_of(q, k, mask_mod)
+        want = flex.flex_attention(*qkv, score_mod, blocks, enable_gqa=True)
+        wanted = torch.autograd.grad(want.square().sum(), qkv)
+        with flex.use_xeflash():
+            got = graph(*qkv, score_mod, blocks)
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride() == qkv[0].stride()
+        torch.testing.assert_close(torch.autograd.grad(got.square().sum(), qkv), wanted)
+    assert flex.calls().xeflash > 0
+
+
+def erf(score, b, h, q_idx, kv_idx):
+    return torch.erf(score)
+
+
+def test_what_is_refused_goes_on_to_torch():
+    q, k, v, *_ = inputs()
+    want = attend(q, k, v, erf, None)
+    with expect(torch=1):
+        assert torch.equal(attend(q, k, v, erf, None)[0], want[0])
+    with pytest.raises(flex.Refused, match="erf of what depends on the score .* in 'erf'"):
+        attend(q, k, v, erf, None, by=flex.flex_attention)
+    with pytest.raises(Exception, match="does not support backward on CPU"), flex.use_xeflash():
+        attend(q.requires_grad_(), k, v, erf, None)
+
+
+def test_other_threads_stay_torchs():
+    q, k, v, *_ = inputs()
+
+    def in_a_thread():
+        thread = threading.Thread(target=attend, args=(q, k, v, None, None))
+        thread.start()
+        thread.join()
+
+    with expect():
+        in_a_thread()
+    flex.enable()
+    try:
+        with expect(xeflash=1, on=False):
+            in_a_thread()
+    finally:
+        flex.disable()
+
+
+def test_a_graph_of_one_way_is_not_found_by_the_other():
+    """torch's caches on disk know an operator by its name alone."""
+    assert not operator.cacheable()
 
 
 @pytest.mark.wide

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as _of_torch
 
-from xeflash.integrations._from_torch import Calls
+from xeflash.integrations._from_torch import Calls, are_plain
 from xeflash.integrations.flex.attend import attend
 from xeflash.integrations.flex.blocks import Blocks
 from xeflash.integrations.flex.expressions import Refused
@@ -126,6 +126,10 @@ def _check(
         if not isinstance(x, Tensor) or x.dim() != 4:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"flex_attention: {name} must be a tensor (batch, heads, rows, head dim), got {got}")
+    if not are_plain(query, key, value):
+        rule = "must be dense tensors of one dtype, float32, float16 or bfloat16, outside of function transforms"
+        got = ", ".join(f"{type(x).__name__} of {x.dtype}" for x in (query, key, value))
+        raise Refused(f"flex_attention: query, key and value {rule}, got {got}")
     if not enable_gqa and query.shape[1] != key.shape[1]:
         heads = f"{query.shape[1]} and {key.shape[1]}"
         raise ValueError(f"flex_attention: query and key must have as many heads without enable_gqa, got {heads}")

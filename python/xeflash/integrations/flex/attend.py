@@ -23,7 +23,10 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Found | None, mask_mod: Found | None, blocks: Blocks | None,
     scale: float | None, return_lse: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Returns (out, LSE or None); key and value may have fewer heads, and one batch for all of the query."""
+    """Returns (out, LSE or None); key and value may have fewer heads, and one batch for all of the query.
+
+    Out lies in memory as the query does, as torch's, so that models that transpose it back can view it.
+    """
     batch, heads, rows, _ = query.shape
     place = Place(batch, heads, rows, key.shape[2], query.device)
     if key.shape[0] == 1 != batch:
@@ -39,7 +42,10 @@ def attend(
         given["captures"] = captures
     tensors = [x for x in captures.values() if isinstance(x, Tensor)]
     if not torch_ops.needed(query, key, value) and not requires_grad(query, key, value, *tensors):
-        out = torch.empty_like(query)  # in memory as torch has it, for models that transpose back
+        out = torch.empty_like(query)
         if out.stride(-1) == 1 and value.shape[-1] == query.shape[-1]:
             given["out"] = out
-    return run(with_bits(Call(given, _WORDS), blocks))
+    result, lse = run(with_bits(Call(given, _WORDS), blocks))
+    if query.stride(1) < query.stride(2) and result.stride(1) > result.stride(2):
+        result = result.transpose(1, 2).contiguous().transpose(1, 2)
+    return result, lse
