@@ -103,6 +103,7 @@ def check_gradients(where, dtype, tolerance):
             assert error <= tolerance * largest, (text, name, error, largest)
 
 
+@pytest.mark.wide
 def test_gradients():
     check_gradients("cpu", torch.float32, 2e-5)
 
