@@ -143,9 +143,11 @@ class _Walk:
             of_function = _names_of(x.__func__.__code__).all
             return kind, self.key(x.__func__, names), self.key(x.__self__, names | of_function)
         if kind is types.ModuleType:
+            if _of_library(x.__name__):
+                return kind, x.__name__
             if "__getattr__" in vars(x):
                 raise _Unknown
-            return kind, x.__name__, () if _of_library(x.__name__) else self._attributes(vars(x), names)
+            return kind, x.__name__, self._attributes(vars(x), names)
         return self._other(x, kind, names)
 
     def _function(self, x: types.FunctionType, read_by: frozenset[str]) -> Hashable:

@@ -37,7 +37,8 @@ class Traced:
     tensors: dict[Node, int]  # captured tensors, by their number among those of the call
     numbers: dict[Node, Any]  # captured numbers
     seen: int  # the number of the call's tensors
-    own: tuple[Tensor, ...]  # tensors that the function makes, numbered after those
+    own: tuple[Tensor, ...]  # tensors that the function makes, or that nobody has counted, numbered after those
+    made: set[int]  # the numbers of those that it makes
     looks: bool  # it reads values of captured tensors, or tensors that nobody has counted
 
     def read_by(self, node: Node) -> list[int]:
@@ -149,7 +150,7 @@ def trace(
 def _split(module: GraphModule, scores: bool, given: Sequence[Any], seen: Sequence[Tensor], looks: bool) -> Traced:
     names = ("s", *SIDES) if scores else SIDES
     holders = [n for n in module.graph.nodes if n.op == "placeholder"]
-    traced = Traced(module.graph, dict(zip(holders, names, strict=False)), {}, {}, len(seen), (), looks)
+    traced = Traced(module.graph, dict(zip(holders, names, strict=False)), {}, {}, len(seen), (), set(), looks)
     at = 0
     for node, x in zip(holders[len(names) :], given, strict=True):
         if isinstance(x, Tensor):
@@ -164,7 +165,10 @@ def _split(module: GraphModule, scores: bool, given: Sequence[Any], seen: Sequen
         if id(x) not in known:
             known[id(x)] = len(seen) + len(traced.own)
             traced.own = (*traced.own, x)
-            traced.looks |= any(user.target is not torch.ops.aten.lift_fresh_copy.default for user in node.users)
+            if all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users):
+                traced.made.add(known[id(x)])
+            else:
+                traced.looks = True
         traced.tensors[node] = known[id(x)]
         with unset_fake_temporarily():
             node.meta.setdefault("val", torch.empty(x.shape, dtype=x.dtype, device="meta"))

@@ -135,7 +135,7 @@ def _given(traced: Traced, node: Node) -> Any:
     if node in traced.numbers:
         return literal(traced.numbers[node])
     number = traced.tensors[node]
-    if number >= traced.seen and traced.own[number - traced.seen].dim() == 0:
+    if number in traced.made and traced.own[number - traced.seen].dim() == 0:
         with unset_fake_temporarily():
             return literal(traced.own[number - traced.seen].item())
     return _view(next(first for first, i in traced.tensors.items() if i == number))
