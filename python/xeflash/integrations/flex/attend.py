@@ -12,6 +12,7 @@ from xeflash.api.route import run
 from xeflash.call.call import Call
 from xeflash.call.schema import BHSD
 from xeflash.integrations.flex.blocks import Blocks, with_bits
+from xeflash.integrations.flex.expressions import Refused
 from xeflash.integrations.flex.kept import Found
 from xeflash.integrations.flex.snippet import Place
 from xeflash.torch_ops.library import requires_grad
@@ -41,7 +42,10 @@ def attend(
     if captures:
         given["captures"] = captures
     tensors = [x for x in captures.values() if isinstance(x, Tensor)]
-    if not torch_ops.needed(query, key, value) and not requires_grad(query, key, value, *tensors):
+    has_gradients = requires_grad(query, key, value, *tensors)
+    if has_gradients and score_mod is not None and score_mod.snippet.traced.cuts:
+        raise Refused("flex_attention: score_mod must have gradients throughout, got one with detach() or no_grad()")
+    if not torch_ops.needed(query, key, value) and not has_gradients:
         out = torch.empty_like(query)
         if out.stride(-1) == 1 and value.shape[-1] == query.shape[-1]:
             given["out"] = out

@@ -40,6 +40,7 @@ class Traced:
     own: tuple[Tensor, ...]  # tensors that the function makes, or that nobody has counted, numbered after those
     made: set[int]  # the numbers of those that it makes
     looks: bool  # it reads values of captured tensors, or tensors that nobody has counted
+    cuts: bool  # a part of it has no gradients, where its graph has some
 
     def read_by(self, node: Node) -> list[int]:
         """Returns the numbers of the captured tensors that a node is computed from."""
@@ -77,15 +78,16 @@ def _computed(node: Node, known: dict[Node, Any]) -> Any:
 
 
 class _Watch(TorchFunctionMode):  # type: ignore[misc]
-    """Sees whether a function looks at the values of captured tensors, and refuses what writes to tensors."""
+    """Sees whether a function looks at values of tensors, or computes without gradients; refuses writes to tensors."""
 
-    looks = False
+    looks = cuts = False
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
         if name in _WRITES or (name[-1:] == "_" and name[:2] != "__"):
             raise Refused(f"{name}, which writes to a tensor,")
         self.looks |= name in _LOOKS
+        self.cuts |= name == "detach" or function is _DATA or not torch.is_grad_enabled()
         return function(*args, **(kwargs or {}))
 
 
@@ -93,6 +95,7 @@ _WRITES = {"__setitem__"} | {
     f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor", "pow", "mod")
 }
 _WRITES |= {f"__i{name}__" for name in ("floordiv", "lshift", "rshift")}
+_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _LOOKS = {"item", "tolist", "numpy", "__int__", "__float__", "__bool__", "__index__", "__array__", "data_ptr"}
 
 
@@ -132,7 +135,8 @@ def trace(
                 for x in given
             ]
         try:
-            with convert_frame.compile_lock, TransformGetItemToIndex(), watch:  # torch traces in one thread at a time
+            # torch traces in one thread at a time
+            with torch.enable_grad(), convert_frame.compile_lock, TransformGetItemToIndex(), watch:
                 module = make_fx(call, decomposition_table=_decompositions(), _allow_non_fake_inputs=True)(
                     *score, *index, *stand_ins
                 )
@@ -144,13 +148,14 @@ def trace(
                 said = "Python takes the value of a tensor, by item() or a branch on it"
             raise Refused(f"no graph of torch ({said})") from error
     module.graph.eliminate_dead_code()
-    return _split(module, scores, given, seen, watch.looks)
+    return _split(module, scores, given, seen, watch)
 
 
-def _split(module: GraphModule, scores: bool, given: Sequence[Any], seen: Sequence[Tensor], looks: bool) -> Traced:
+def _split(module: GraphModule, scores: bool, given: Sequence[Any], seen: Sequence[Tensor], watch: _Watch) -> Traced:
     names = ("s", *SIDES) if scores else SIDES
     holders = [n for n in module.graph.nodes if n.op == "placeholder"]
-    traced = Traced(module.graph, dict(zip(holders, names, strict=False)), {}, {}, len(seen), (), set(), looks)
+    inputs = dict(zip(holders, names, strict=False))
+    traced = Traced(module.graph, inputs, {}, {}, len(seen), (), set(), watch.looks, watch.cuts)
     at = 0
     for node, x in zip(holders[len(names) :], given, strict=True):
         if isinstance(x, Tensor):
