@@ -284,10 +284,12 @@ def _truncate(x: Expr) -> Expr:
     return _floor(x) if x.natural or x.kind != "float" else choose(compare("<")(x, _ZERO), _ceil(x), _floor(x))
 
 
-def _round(x: Expr) -> Expr:
+def _round(x: Expr, decimals: Expr | None = None) -> Expr:
     """Rounds to the nearest integer, and to an even one where two are as near."""
     if x.kind != "float":
         return x
+    if decimals is not None and decimals.value != 0:
+        raise Refused("a number of decimals")
     below = _floor(x)
     rest, half = x - below, below * _HALF
     odd_tie = _logical("&")(compare("==")(rest, _HALF), compare("!=")(half, _floor(half)))

@@ -57,7 +57,7 @@ class Snippet:
             if self.text:
                 texts = (self.text, None) if scores else (None, self.text)
                 read_snippets("a snippet", texts[0], texts[1], writer.numbers | writer.arrays)
-        except (Refused, ValueError) as error:
+        except (Refused, ValueError, IndexError, RecursionError) as error:
             which = getattr(function, "__name__", type(function).__name__)
             rule = f"flex_attention: {self.name} must be what a kernel can say"
             raise Refused(f"{rule}, got {error} in {which!r}") from error

@@ -34,7 +34,7 @@ _INPUTS = {
     **{name: Expr(f"{name}_idx", "int", deps=frozenset(name), natural=True) for name in "qk"},
 }
 _SAME = {"alias", "clone", "contiguous", "lift_fresh", "lift_fresh_copy"}
-_SHAPES = {"view", "reshape", "expand", "unsqueeze", "_reshape_copy"}
+_SHAPES = {"view", "reshape", "expand", "unsqueeze", "squeeze", "_reshape_copy"}
 _FILLED = {"scalar_tensor": None, "full": None, "full_like": None, "zeros": 0, "ones": 1}
 
 
@@ -229,6 +229,8 @@ def _said_by(node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     target: Any = node.target
     name = str(getattr(target, "_schema", target)).partition("(")[0].rpartition("::")[2].partition(".")[0]
     value = node.meta["val"]
+    if isinstance(value, Tensor) and value.dtype.is_complex:
+        raise Refused("complex numbers")
     if name in _SPECIAL:
         special: Any = _SPECIAL[name]
         return special(*args, **kwargs)
@@ -245,7 +247,7 @@ def _said_by(node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if name in POINTWISE:
         return _pointwise(POINTWISE[name], args, kwargs)
     if name in FOLDS:
-        return _fold(FOLDS[name], *args, **kwargs)
+        return _fold(FOLDS[name], _pointwise(TO[_kind(value.dtype)], [args[0]], {}), *args[1:], **kwargs)
     raise Refused(f"{name} of what depends on the score or on both positions")
 
 
