@@ -309,7 +309,8 @@ def _expm1(x: Expr) -> Expr:
 
 
 def _sigmoid(x: Expr) -> Expr:
-    return _ONE / (_ONE + _exp(-as_float(x)))
+    """Returns 1 / (1 + e^-x); a power that is inf would make its slope NaN."""
+    return _ONE / (_ONE + _exp(_smaller(-as_float(x), replace(literal(87.0), stays=True))))
 
 
 def _power(x: Expr, n: Expr) -> Expr:
