@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 
 _BIG = 1 << 31
 _KINDS = ("bool", "int", "float")
@@ -121,6 +122,12 @@ def as_number(x: Expr) -> Expr:
 
 
 TO: dict[str, Op] = {"float": as_float, "int": as_int, "bool": as_bool}
+
+
+def _wrapped(bits: int, signed: bool) -> Op:
+    """Returns the conversion of an integer to a narrower one."""
+    low, mask = literal(1 << bits - 1 if signed else 0), literal((1 << bits) - 1)
+    return lambda x: _bits("&")(x + low, mask) - low
 
 
 # ---- arithmetic ---------------------------------------------------------------------------------
@@ -357,6 +364,7 @@ POINTWISE: dict[str, Op] = {
     "isinf": lambda x: compare("==")(_absolute(x), _INF),
     "isnan": lambda x: compare("!=")(x, x),
 }
+WRAP = {torch.uint8: _wrapped(8, False), torch.int8: _wrapped(8, True), torch.int16: _wrapped(16, True)}
 FOLDS: dict[str, Op] = {
     **{"sum": operator.add, "prod": operator.mul, "amax": _larger, "amin": _smaller},
     **{"any": _logical("|"), "all": _logical("&")},

@@ -95,7 +95,7 @@ _WRITES = {"__setitem__"} | {
     f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor", "pow", "mod")
 }
 _WRITES |= {f"__i{name}__" for name in ("floordiv", "lshift", "rshift")}
-_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_DATA = torch.Tensor.data.__get__
 _LOOKS = {"item", "tolist", "numpy", "__int__", "__float__", "__bool__", "__index__", "__array__", "data_ptr"}
 
 

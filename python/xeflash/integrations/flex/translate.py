@@ -21,7 +21,18 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate, map_arg
 from torch.utils._pytree import tree_leaves
 
-from xeflash.integrations.flex.expressions import FOLDS, POINTWISE, TO, Expr, Op, Refused, choose, compare, literal
+from xeflash.integrations.flex.expressions import (
+    FOLDS,
+    POINTWISE,
+    TO,
+    WRAP,
+    Expr,
+    Op,
+    Refused,
+    choose,
+    compare,
+    literal,
+)
 from xeflash.integrations.flex.traced import SIDES, Traced
 
 _MOST_UNROLLED = 64  # elements of an array of expressions
@@ -35,6 +46,7 @@ _INPUTS = {
 }
 _SAME = {"alias", "clone", "contiguous", "lift_fresh", "lift_fresh_copy"}
 _SHAPES = {"view", "reshape", "expand", "unsqueeze", "squeeze", "_reshape_copy"}
+_GROW = {"add", "sub", "mul", "neg", "abs", "pow", "bitwise_not", "bitwise_left_shift", "__lshift__", "div"}
 _FILLED = {"scalar_tensor": None, "full": None, "full_like": None, "zeros": 0, "ones": 1}
 
 
@@ -245,7 +257,8 @@ def _said_by(node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         made.fill(TO[_kind(value.dtype)](_scalar(args[-1] if _FILLED[name] is None else _FILLED[name])))
         return made if made.ndim else made.item()
     if name in POINTWISE:
-        return _pointwise(POINTWISE[name], args, kwargs)
+        made = _pointwise(POINTWISE[name], args, kwargs)
+        return _pointwise(WRAP[value.dtype], [made], {}) if value.dtype in WRAP and name in _GROW else made
     if name in FOLDS:
         return _fold(FOLDS[name], _pointwise(TO[_kind(value.dtype)], [args[0]], {}), *args[1:], **kwargs)
     raise Refused(f"{name} of what depends on the score or on both positions")
@@ -301,7 +314,8 @@ def _to_copy(x: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
         return x
     if dtype is torch.float64 or dtype.is_complex:
         raise Refused(f"a conversion to {dtype}, as snippets compute in float32")
-    return _pointwise(TO[_kind(dtype)], [x], {})
+    made = _pointwise(TO[_kind(dtype)], [x], {})
+    return _pointwise(WRAP[dtype], [made], {}) if dtype in WRAP else made
 
 
 _SPECIAL = {
