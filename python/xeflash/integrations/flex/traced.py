@@ -18,6 +18,7 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch._subclasses.functional_tensor import disable_functional_mode
+from torch.autograd import forward_ad
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.fx.node import map_arg
@@ -65,7 +66,8 @@ class Traced:
         f: Callable[..., Any] = one
         for i in reversed(range(len(side))):
             f = torch.vmap(f, in_dims=tuple(0 if j == i else None for j in range(len(side))))
-        return f(*(torch.arange(getattr(place, name), dtype=torch.int32, device=place.device) for name in side))
+        with torch.autocast(place.device.type, enabled=False):
+            return f(*(torch.arange(getattr(place, name), dtype=torch.int32, device=place.device) for name in side))
 
 
 def _computed(node: Node, known: dict[Node, Any]) -> Any:
@@ -84,11 +86,12 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
-        if name in _WRITES or (name[-1:] == "_" and name[:2] != "__"):
+        of = kwargs or {}
+        if name in _WRITES or (name[-1:] == "_" and name[:2] != "__") or of.get("out") is not None or of.get("inplace"):
             raise Refused(f"{name}, which writes to a tensor,")
         self.looks |= name in _LOOKS
         self.cuts |= name == "detach" or function is _DATA or not torch.is_grad_enabled()
-        return function(*args, **(kwargs or {}))
+        return function(*args, **of)
 
 
 _WRITES = {"__setitem__"} | {
@@ -115,15 +118,19 @@ def trace(
 
     `given` are tensors and numbers that it takes after its indices, `seen` those that it captures.
     """
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        raise NotImplementedError("flex_attention: functions must not be new within vmap, torch.func or forward_ad")
     tensors = [x for x in given if isinstance(x, Tensor)]
     watch = _Watch()
 
     def call(*arguments: Any) -> Any:  # make_fx looks at the signature
-        return function(*arguments)
+        with watch:
+            return function(*arguments)
 
     with contextlib.ExitStack() as stack:
         for context in (suspend_functionalization(), disable_functional_mode(), disable_proxy_modes_tracing()):
             stack.enter_context(context)
+        stack.enter_context(torch.autocast(device.type, enabled=False))
         mode = detect_fake_mode(tensors) or FakeTensorMode(allow_non_fake_inputs=True)
         with mode:
             index = [torch.empty((), dtype=torch.int32, device=device) for _ in SIDES]
@@ -136,7 +143,7 @@ def trace(
             ]
         try:
             # torch traces in one thread at a time
-            with torch.enable_grad(), convert_frame.compile_lock, TransformGetItemToIndex(), watch:
+            with torch.enable_grad(), convert_frame.compile_lock, TransformGetItemToIndex():
                 module = make_fx(call, decomposition_table=_decompositions(), _allow_non_fake_inputs=True)(
                     *score, *index, *stand_ins
                 )
