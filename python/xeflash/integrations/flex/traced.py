@@ -90,7 +90,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         if name in _WRITES or (name[-1:] == "_" and name[:2] != "__") or of.get("out") is not None or of.get("inplace"):
             raise Refused(f"{name}, which writes to a tensor,")
         self.looks |= name in _LOOKS
-        self.cuts |= name == "detach" or function is _DATA or not torch.is_grad_enabled()
+        self.cuts |= name == "detach" or function == _DATA or not torch.is_grad_enabled()
         return function(*args, **of)
 
 
