@@ -110,3 +110,21 @@ def test_a_transform_refuses_a_new_function_and_keeps_no_refusal():
     with pytest.raises(NotImplementedError, match="vmap"):
         torch.vmap(lambda x: torch.tensor(len(of(x))))(w)
     assert of(w[0]) == "(s + a0(k_idx))"
+
+
+def test_a_function_is_traced_in_inference_mode():
+    def change(s, b, h, q, k):
+        return s + SLOPES[h] * torch.exp(SLOPES[0] * k)
+
+    with torch.inference_mode():
+        assert snippet_of(change, True, CPU).snippet is snippet_of(change, True, CPU).snippet
+    assert len(snippet_of(change, True, CPU).tensors) == 1
+
+
+def test_a_cut_is_seen_without_gradients_too():
+    def change(s, b, h, q, k):
+        with torch.no_grad():
+            return s + SLOPES[h]
+
+    with torch.no_grad():
+        assert snippet_of(change, True, CPU).snippet.traced.cuts

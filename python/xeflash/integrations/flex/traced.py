@@ -90,7 +90,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         if name in _WRITES or (name[-1:] == "_" and name[:2] != "__") or of.get("out") is not None or of.get("inplace"):
             raise Refused(f"{name}, which writes to a tensor,")
         self.looks |= name in _LOOKS
-        self.cuts |= name == "detach" or function == _DATA or not torch.is_grad_enabled()
+        self.cuts |= name == "detach" or function == _DATA or (name == "_set_grad_enabled" and not args[0])
         return function(*args, **of)
 
 
@@ -142,8 +142,7 @@ def trace(
                 for x in given
             ]
         try:
-            # torch traces in one thread at a time
-            with torch.enable_grad(), convert_frame.compile_lock, TransformGetItemToIndex():
+            with convert_frame.compile_lock, TransformGetItemToIndex():  # torch traces in one thread at a time
                 module = make_fx(call, decomposition_table=_decompositions(), _allow_non_fake_inputs=True)(
                     *score, *index, *stand_ins
                 )
