@@ -97,12 +97,15 @@ def flex_attention(
     Raises:
         Refused: a function that no snippet of C++ can say, with the reason, or the greatest scores.
     """
+    for name in kernel_options or {}:
+        if name not in _OPTIONS:
+            raise ValueError(f"flex_attention: kernel_options must be {sorted(_OPTIONS)}, got {name!r}")
     if torch.compiler.is_dynamo_compiling():
         options = {**(kernel_options or {}), MARK: True}
         return _of_torch.flex_attention(
             query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, options, return_aux=return_aux
         )
-    _check(query, key, value, enable_gqa, return_lse, kernel_options, return_aux)
+    _check(query, key, value, block_mask, enable_gqa, return_lse, return_aux)
     changes = None if score_mod is None else snippet_of(score_mod, True, query.device)
     hides = blocks = None
     if block_mask is not None:
@@ -119,7 +122,7 @@ def flex_attention(
 
 
 def _check(
-    query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, return_lse: bool, kernel_options: Any, return_aux: Any
+    query: Tensor, key: Tensor, value: Tensor, block_mask: Any, enable_gqa: bool, return_lse: bool, return_aux: Any
 ) -> None:
     """Checks what attention does not check, or names otherwise."""
     for name, x in (("query", query), ("key", key), ("value", value)):
@@ -133,10 +136,10 @@ def _check(
     if not enable_gqa and query.shape[1] != key.shape[1]:
         heads = f"{query.shape[1]} and {key.shape[1]}"
         raise ValueError(f"flex_attention: query and key must have as many heads without enable_gqa, got {heads}")
+    for name, x, kind in (("block_mask", block_mask, "BlockMask"), ("return_aux", return_aux, "AuxRequest")):
+        if x is not None and not isinstance(x, getattr(_of_torch, kind)):
+            raise TypeError(f"flex_attention: {name} must be a {kind} of torch, got {type(x).__name__}")
     if return_lse and return_aux is not None:
         raise ValueError("flex_attention: return_lse must be False beside return_aux, got True")
     if return_aux is not None and return_aux.max_scores:
         raise Refused("flex_attention: return_aux must not ask for max_scores, got True")
-    for name in kernel_options or {}:
-        if name not in _OPTIONS:
-            raise ValueError(f"flex_attention: kernel_options must be {sorted(_OPTIONS)}, got {name!r}")

@@ -242,19 +242,37 @@ def choose(c: Expr, a: Expr, b: Expr) -> Expr:
     return join("select({0}, {1}, {2})", common(a, b), c, to(a), to(b), natural=a.natural and b.natural)
 
 
-def _smaller(a: Expr, b: Expr) -> Expr:
-    a, b = as_number(a), as_number(b)
-    return join("min({0}, {1})", common(a, b), a, b, natural=a.natural and b.natural)
+def _has_slope(x: Expr) -> bool:
+    """Returns whether gradients may flow through a value."""
+    reads = x.code == "s" or (x.capture is not None and x.kind == "float")
+    return reads or (x.kind == "float" and any(map(_has_slope, x.of)))
 
 
-def _larger(a: Expr, b: Expr) -> Expr:
-    a, b = as_number(a), as_number(b)
-    return join("max({0}, {1})", common(a, b), a, b, natural=a.natural or b.natural)
+def _extreme(name: str, natural: Callable[[tuple[bool, bool]], bool]) -> Op:
+    def of(a: Expr, b: Expr) -> Expr:
+        are_natural = natural((a.natural, b.natural))
+        return join(f"{name}({{0}}, {{1}})", common(a, b), as_number(a), as_number(b), natural=are_natural)
+
+    return of
+
+
+_smaller, _larger = _extreme("min", all), _extreme("max", any)
+
+
+def _shared(by: Op) -> Op:
+    """Returns an operation whose operands share its gradient where they are equal."""
+
+    def of(a: Expr, b: Expr) -> Expr:
+        if not _has_slope(a) and not _has_slope(b):
+            return by(a, b)
+        return choose(compare("==")(a, b), (a + b) * _HALF, by(a, b))
+
+    return of
 
 
 def _clamp(x: Expr, min: Expr | None = None, max: Expr | None = None) -> Expr:
-    x = x if min is None else _larger(x, min)
-    return x if max is None else _smaller(x, max)
+    x = x if min is None else _larger(min, x)  # equal numbers are x, which has the gradient
+    return x if max is None else _smaller(max, x)
 
 
 def _sign(x: Expr) -> Expr:
@@ -276,7 +294,8 @@ _exp, _exp2, _log, _log2, _sqrt, _sin, _cos, _tanh = map(
 
 def _absolute(x: Expr) -> Expr:
     x = as_number(x)
-    return x if x.natural else join("abs({0})", x.kind, x, natural=True)
+    made = x if x.natural else join("abs({0})", x.kind, x, natural=True)
+    return choose(compare("==")(x, _ZERO), _ZERO, made) if made is not x and _has_slope(x) else made
 
 
 def _floor(x: Expr) -> Expr:
@@ -307,12 +326,6 @@ def _log1p(x: Expr) -> Expr:
     """Returns log(1 + x), corrected by what 1 + x has lost."""
     more = _ONE + as_float(x)
     return choose(compare("==")(more, _ONE), as_float(x), _log(more) * (x / (more - _ONE)))
-
-
-def _expm1(x: Expr) -> Expr:
-    """Returns e^x - 1, near 0 by tanh(x / 2)."""
-    half = _tanh(as_float(x) * _HALF)
-    return choose(compare("<")(_absolute(x), _ONE), _TWO * half / (_ONE - half), _exp(x) - _ONE)
 
 
 def _sigmoid(x: Expr) -> Expr:
@@ -355,14 +368,13 @@ POINTWISE: dict[str, Op] = {
     **{name: _shifted(">>") for name in ("bitwise_right_shift", "__rshift__")},
     "logical_not": lambda x: join("(!{0})", "bool", as_bool(x)),
     "bitwise_not": lambda x: join("(!{0})" if x.kind == "bool" else "(~{0})", x.kind, x),
-    **{"minimum": _smaller, "maximum": _larger, "relu": lambda x: _larger(x, TO[x.kind](_ZERO))},
-    **{"exp": _exp, "exp2": _exp2, "expm1": _expm1, "log": _log, "log2": _log2, "log1p": _log1p},
+    **{"minimum": _shared(_smaller), "maximum": _shared(_larger), "relu": lambda x: _larger(x, TO[x.kind](_ZERO))},
+    **{"exp": _exp, "exp2": _exp2, "expm1": lambda x: _exp(x) - _ONE, "log": _log, "log2": _log2, "log1p": _log1p},
     **{"log10": lambda x: _log2(x) * literal(math.log10(2)), "sigmoid": _sigmoid, "tanh": _tanh},
     **{"sqrt": _sqrt, "rsqrt": lambda x: _ONE / _sqrt(x), "reciprocal": lambda x: _ONE / x},
     **{"sin": _sin, "cos": _cos, "tan": lambda x: _sin(x) / _cos(x)},
     **{"floor": _floor, "ceil": _ceil, "trunc": _truncate, "round": _round},
-    "isinf": lambda x: compare("==")(_absolute(x), _INF),
-    "isnan": lambda x: compare("!=")(x, x),
+    **{"isinf": lambda x: compare("==")(_absolute(x), _INF), "isnan": lambda x: compare("!=")(x, x)},
 }
 WRAP = {torch.uint8: _wrapped(8, False), torch.int8: _wrapped(8, True), torch.int16: _wrapped(16, True)}
 FOLDS: dict[str, Op] = {

@@ -72,6 +72,8 @@ class Snippet:
         every = (*tensors, *self.traced.own)
         sources = [every[i] for i in self.traced.read_by(capture.node)]
         sizes = tuple(getattr(place, name) for name in capture.side)
+        if any(0 in x.shape for x in sources):
+            raise Refused("flex_attention: captured tensors must not be empty")
         if math.prod(sizes) > _MOST_OF_TABLE:
             size = math.prod(sizes)
             raise Refused(f"flex_attention: {self.name} needs a table of {size} elements, at most {_MOST_OF_TABLE}")

@@ -107,7 +107,7 @@ def _decompositions() -> Any:
     """Returns torch's decompositions into its core operators, and those of core operators that are sums of others."""
     aten = torch.ops.aten
     more = [aten.elu, aten.gelu, aten.leaky_relu, aten.hardtanh, aten.hardswish, aten.hardsigmoid, aten.mish]
-    more += [aten.linalg_vector_norm, aten.var, aten._softmax]
+    more += [aten.linalg_vector_norm, aten._softmax]
     return dict(core_aten_decompositions().items()) | get_decompositions(more)
 
 

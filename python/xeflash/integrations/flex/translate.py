@@ -21,18 +21,7 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate, map_arg
 from torch.utils._pytree import tree_leaves
 
-from xeflash.integrations.flex.expressions import (
-    FOLDS,
-    POINTWISE,
-    TO,
-    WRAP,
-    Expr,
-    Op,
-    Refused,
-    choose,
-    compare,
-    literal,
-)
+from xeflash.integrations.flex.expressions import FOLDS, POINTWISE, TO, WRAP, Expr, Op, Refused, choose, literal
 from xeflash.integrations.flex.traced import SIDES, Traced
 
 _MOST_UNROLLED = 64  # elements of an array of expressions
@@ -108,7 +97,7 @@ def _from_end(x: Expr, size: Any) -> Expr:
         raise Refused(f"an index that is a {x.kind}")
     if x.is_literal and isinstance(size, int):
         return literal(x.value % size if -size <= x.value < size else x.value)
-    return x if x.natural else choose(compare("<")(x, literal(0)), x + literal(size), x)
+    return x if x.natural else choose(POINTWISE["lt"](x, literal(0)), x + literal(size), x)
 
 
 @dataclass(frozen=True, eq=False)
