@@ -128,3 +128,27 @@ def test_a_cut_is_seen_without_gradients_too():
 
     with torch.no_grad():
         assert snippet_of(change, True, CPU).snippet.traced.cuts
+
+
+def test_equal_values_have_the_gradients_of_torch():
+    """abs has none at 0; the bound of clamp has none; a maximum's operands share it."""
+    assert text(lambda s, b, h, q, k: s.clamp(min=3)) == "max(n0, s)"
+    assert text(lambda s, b, h, q, k: s.clamp(max=3)) == "min(n0, s)"
+    assert text(lambda s, b, h, q, k: abs(s)) == "select((s == 0.0f), 0.0f, abs(s))"
+    assert text(lambda s, b, h, q, k: torch.relu(s)) == "max(s, 0.0f)"
+    both = text(lambda s, b, h, q, k: torch.maximum(s, SLOPES[h]))
+    assert both.endswith("return select((s == t0), ((s + t0) * 0.5f), max(s, t0));")
+    assert text(lambda s, b, h, q, k: s + torch.maximum(q, k)) == "(s + max(q_idx, k_idx))"
+
+
+@pytest.mark.parametrize(("name", "value"), [("block_mask", TABLE), ("return_aux", True), ("kernel_options", {"A": 1})])
+def test_arguments_of_other_types_are_refused(name, value):
+    x = torch.randn(1, 4, 8, 64)
+    with pytest.raises((TypeError, ValueError), match=f"flex_attention: {name} must be"):
+        flex_attention(x, x, x, **{name: value})
+
+
+def test_empty_tensors_are_refused():
+    x, empty = torch.randn(1, 4, 8, 64), torch.zeros(0)
+    with pytest.raises(Refused, match="captured tensors must not be empty"):
+        flex_attention(x, x, x, lambda s, b, h, q, k: s + empty[k])
