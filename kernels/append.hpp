@@ -2,8 +2,9 @@
 // al., 2021): (a, b) -> (a cos - b sin, a sin + b cos) for the pairs of a row's first dimensions.
 // One work-item per token of a sequence. Or writes them to the rows of pages that slots name: a
 // slot is a page's number times its rows, plus the row. One work-item per head of a token.
-// Word: rotate   rotates pairs of a row's columns
-// Word: abs_max  returns the largest magnitude of a row
+// Word: rotate         rotates pairs of a row's columns
+// Word: abs_max        returns the largest magnitude of a row
+// Word: store_nibbles  writes a row in 4 bits, and the scales of its units
 #pragma once
 
 #include "attention/cache.hpp"
@@ -35,18 +36,34 @@ XF_INLINE void write_row(typename Config::CacheElement* row, float* scale, bool 
   store_row(one_row(row), x, 0, inverse_scale);
 }
 
-// Writes row `at` of a sequence's keys or values into the cache.
+// Returns where row `at` of a sequence lies in an array of the cache.
+template <class Config, class T>
+XF_INLINE T* place_of(const AppendParams& p, const Sequence& seq, const TensorArg& array, int head,
+                      int at) {
+  return Config::Cache::template rows<T>(p.attention.cache, seq, array, head, 0, at + 1).row(at);
+}
+
+// Writes row `at` of a sequence's keys, or of its values unless they are in 4 bits, into the cache.
 template <class Config, class Row>
 XF_INLINE void append_row(const AppendParams& p, const Sequence& seq, const TensorArg& array,
                           const ScaleArg& scales, float inverse_scale, int head, int at,
                           const Row& x) {
-  const auto place = [&]<class T>(T, const TensorArg& a) {
-    return Config::Cache::template rows<T>(p.attention.cache, seq, a, head, 0, at + 1).row(at);
-  };
   float* scale = nullptr;
-  if constexpr (Config::cache_scales) scale = place(0.f, scales_of(seq, scales));
-  write_row<Config>(place(typename Config::CacheElement{}, array), scale, p.finds_scales,
-                    inverse_scale, x);
+  if constexpr (Config::cache_scales)
+    scale = place_of<Config, float>(p, seq, scales_of(seq, scales), head, at);
+  write_row<Config>(place_of<Config, typename Config::CacheElement>(p, seq, array, head, at), scale,
+                    p.finds_scales, inverse_scale, x);
+}
+template <class Config, class Row>
+XF_INLINE void append_value(const AppendParams& p, const Sequence& seq, int head, int at,
+                            const Row& x) {
+  const TensorArg& array = p.attention.v;
+  const ScaleArg& scales = p.attention.cache.v_scale;
+  if constexpr (kNibbles<typename Config::ValueElement>)
+    store_nibbles(place_of<Config, nibbles>(p, seq, array, head, at),
+                  place_of<Config, f16>(p, seq, scales, head, at), x);
+  else
+    append_row<Config>(p, seq, array, scales, p.v_inverse, head, at, x);
 }
 
 template <class Config>
@@ -76,7 +93,7 @@ XF_INLINE void append(const AppendParams& p) {
     append_row<Config>(p, seq, p.attention.k, cache.k_scale, p.k_inverse, head, before + t, K);
     RowTile<1, dv> V;
     load(V, one_row(token_row<const T>(p.v, batch, t, head)));
-    append_row<Config>(p, seq, p.attention.v, cache.v_scale, p.v_inverse, head, before + t, V);
+    append_value<Config>(p, seq, head, before + t, V);
   }
   for (int head = 0; head < p.attention.heads_q && t < p.rotated_q; ++head) {
     RowTile<1, d> Q;
@@ -94,9 +111,8 @@ XF_INLINE void write_to_cache(const WriteParams& p) {
                                     : static_cast<const int32_t*>(p.slots)[token];
   if (slot < 0 || slot >= p.capacity) return;
   const int page = static_cast<int>(slot) / p.page, at = static_cast<int>(slot) % p.page;
-  const auto write = [&](auto& x, const TensorArg& from, const TensorArg& to,
-                         const ScaleArg& scales, float inverse_scale) {
-    load(x, one_row(token_row<const T>(from, 0, token, head)));
+  const auto write = [&](const auto& x, const TensorArg& to, const ScaleArg& scales,
+                         float inverse_scale) {
     float* scale = nullptr;
     if constexpr (Config::cache_scales)
       scale = token_row<float>(scales, page, at, head) + token * scales.sequence;
@@ -104,9 +120,15 @@ XF_INLINE void write_to_cache(const WriteParams& p) {
                       p.finds_scales, inverse_scale, x);
   };
   RowTile<1, Config::head_dim> K;
-  write(K, p.k, p.k_cache, p.k_scale, p.k_inverse);
+  load(K, one_row(token_row<const T>(p.k, 0, token, head)));
+  write(K, p.k_cache, p.k_scale, p.k_inverse);
   RowTile<1, Config::head_dim_v> V;
-  write(V, p.v, p.v_cache, p.v_scale, p.v_inverse);
+  load(V, one_row(token_row<const T>(p.v, 0, token, head)));
+  if constexpr (kNibbles<typename Config::ValueElement>)
+    store_nibbles(token_row<nibbles>(p.v_cache, page, at, head),
+                  token_row<f16>(p.v_scale, page, at, head), V);
+  else
+    write(V, p.v_cache, p.v_scale, p.v_inverse);
 }
 
 }  // namespace xeflash

@@ -17,6 +17,7 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   constexpr int dv = Config::block_v;                // columns of O that a thread owns
   using T = typename Config::Element;
   using E = Operand<T, typename Config::CacheElement>;
+  using ValueElement = typename Config::ValueElement;
 
   using QueryTile = RowLeft<E, Br, d, Bc, typename Config::CacheElement>;
   allocate_shared<RowTile<Br, dv>, shared_bytes<QueryTile>()>();
@@ -41,23 +42,25 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
 
   QueryTile Q;
   load(Q, seq.q_heads<const T>(p.q, work.head, work.heads).columns(q_column, Config::head_dim));
-  RowTile<Br, dv> O;
-  fill(O, 0.f);
+  OutputOf<RowTile<Br, dv>, ValueElement> sums;
+  fill(sums, 0.f);
   RowVec<Br> m(Softmax::first_max(p, exponents));
   RowSum<Br> l;
 
   for (RowKeyBlocks<Bc, typename Config::Mask::Keys> j(keys); j.more(); j.advance()) {
-    const auto K = k_blocks.at(j), V = v_blocks.at(j);
+    const auto K = k_blocks.at(j);
+    const auto V = v_blocks.at(j);
     v_blocks.prefetch_block(j);
     RowTile<Br, Bc> S;
     dot_rows(S, Q, K);  // S = Q K^T
     scores.change(S, j.first());
-    RowProbs<E, Br, Bc> P;
-    Softmax::template step<Config::exp2_degree>(P, S, O, m, l, exponents);  // P = exp(S - m)
+    RowProbs<E, Br, Bc, ValueElement> P;
+    Softmax::template step<Config::exp2_degree>(P, S, sums, m, l, exponents);  // P = exp(S - m)
     k_blocks.prefetch_next(j);
-    accumulate_rows(O, P, V);  // O += P V
+    accumulate_rows(sums, P, V);  // O += P V
   }
 
+  auto&& O = settled(sums);
   merge_turns(O, m, l, exponents.decays());
   if (Group::turn() > 0) return true;
   const RowVec<Br> sum = l;

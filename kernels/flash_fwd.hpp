@@ -26,8 +26,8 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
 
   typename Tiles::QueryTile Q;
   load(Q, rows.template of<const T>(p.q));
-  typename Tiles::OutputTile O;
-  fill(O, 0.f);
+  OutputOf<typename Tiles::OutputTile, typename Config::ValueElement> sums;
+  fill(sums, 0.f);
   RunningSoftmax<Config> softmax(p);
 
   for (KeyBlocks<Tiles::Bc, typename Config::Mask::Blocks> j(range); j.more(); j.advance()) {
@@ -38,13 +38,14 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
     mma_ABt(S, Q, K, seen);  // S = Q K^T
     scores.change(S, rows, j.index, j.scored());
     typename Tiles::ProbTile P;
-    softmax.step(P, S, O);  // P = exp(S - m), l += rowsum P
+    softmax.step(P, S, sums);  // P = exp(S - m), l += rowsum P
     dropout.drop(P, rows.row, j.scored());
-    const auto& all_P = softmax.joined(P, O);
+    const auto& all_P = softmax.joined(P, sums);
     const auto V = kv.values(j.first());
-    mma_AB(O, all_P, V, seen);  // O += P V
+    mma_AB(sums, all_P, V, seen);  // O += P V
   }
 
+  auto&& O = settled(sums);
   if (!softmax.finish(O)) return;
   const int column = team_column + Group::member() * Tiles::dv;
   if (column >= Config::head_dim_v) return;

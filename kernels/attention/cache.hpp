@@ -4,7 +4,7 @@
 //   PagedCache   rows lie in pages of a pool, in any order: a table names the pages of a sequence
 //   BeamCache    each key may lie in any sequence of the cache: a table names that sequence
 // Each has rows(), a view of the rows of one head (see tile/rows.hpp). Views of quantised rows have
-// scale(i) too.
+// scale(i) too, those of nibbles scale(i, unit).
 #pragma once
 
 #include <utility>
@@ -59,6 +59,27 @@ struct ScaledRows {
 template <class R, class S>
 ScaledRows(R, S) -> ScaledRows<R, S>;
 
+// Rows of nibbles, whose units have scales in fp16. Columns are counted in values.
+template <class R, class S>
+struct NibbleRows {
+  R rows;
+  S scales;
+
+  XF_INLINE int size() const { return rows.size(); }
+  XF_INLINE auto* row(int i) const { return rows.row(i); }
+  XF_INLINE auto* row_or_last(int i) const { return rows.row_or_last(i); }
+  XF_INLINE float scale(int i, int unit) const {
+    return static_cast<float>(scales.row_or_last(i)[unit]);
+  }
+  XF_INLINE NibbleRows from(int i) const { return {rows.from(i), scales.from(i)}; }
+  XF_INLINE NibbleRows columns(int column, int all) const {
+    return {rows.columns(column / 2, all / 2),
+            scales.columns(column / kUnitColumns, all / kUnitColumns)};
+  }
+};
+template <class R, class S>
+NibbleRows(R, S) -> NibbleRows<R, S>;
+
 // Returns N rows from `first` on, where first is a multiple of N; plain Rows if a page holds all of
 // them.
 template <int N, class R>
@@ -78,6 +99,10 @@ XF_INLINE auto block_of(const PagedRows<T, Unit>& rows, int first) {
 template <int N, class R, class S>
 XF_INLINE auto block_of(const ScaledRows<R, S>& rows, int first) {
   return ScaledRows{block_of<N>(rows.rows, first), block_of<N>(rows.scales, first)};
+}
+template <int N, class R, class S>
+XF_INLINE auto block_of(const NibbleRows<R, S>& rows, int first) {
+  return NibbleRows{block_of<N>(rows.rows, first), block_of<N>(rows.scales, first)};
 }
 
 // rows() returns the keys or values of a head up to `to`, counted from the sequence's first; rows
@@ -121,13 +146,15 @@ XF_INLINE TensorArg scales_of(const Sequence& seq, const ScaleArg& scales) {
           scales.head};
 }
 
-template <class Config>
+template <class Config, class E>
 XF_INLINE auto cache_rows(const FwdParams& p, const Sequence& seq, const TensorArg& t,
                           const ScaleArg& scales, int head, int from, int to) {
   using Cache = typename Config::Cache;
-  using E = typename Config::CacheElement;
   const auto rows = Cache::template rows<const E>(p.cache, seq, t, head, from, to);
-  if constexpr (Config::cache_scales) {
+  if constexpr (kNibbles<E>) {
+    const auto factors = Cache::template rows<const f16>(p.cache, seq, scales, head, from, to);
+    return NibbleRows{rows, factors};
+  } else if constexpr (Config::cache_scales) {
     const auto factors =
         Cache::template rows<const float>(p.cache, seq, scales_of(seq, scales), head, from, to);
     return ScaledRows{rows, factors};
@@ -137,11 +164,13 @@ XF_INLINE auto cache_rows(const FwdParams& p, const Sequence& seq, const TensorA
 }
 template <class Config>
 XF_INLINE auto key_rows(const FwdParams& p, const Sequence& seq, int head, int from, int to) {
-  return cache_rows<Config>(p, seq, p.k, p.cache.k_scale, head, from, to);
+  return cache_rows<Config, typename Config::CacheElement>(p, seq, p.k, p.cache.k_scale, head, from,
+                                                           to);
 }
 template <class Config>
 XF_INLINE auto value_rows(const FwdParams& p, const Sequence& seq, int head, int from, int to) {
-  return cache_rows<Config>(p, seq, p.v, p.cache.v_scale, head, from, to);
+  return cache_rows<Config, typename Config::ValueElement>(p, seq, p.v, p.cache.v_scale, head, from,
+                                                           to);
 }
 
 // Returns whether a thread brings its next block of K and V, of this many columns, into the caches
@@ -149,15 +178,22 @@ XF_INLINE auto value_rows(const FwdParams& p, const Sequence& seq, int head, int
 // shared out over threads leave no register for a choice.
 template <class Config, int KeyColumns, int ValueColumns>
 XF_INLINE bool brings_ahead(const FwdParams& p) {
-  constexpr int kBytes = Config::block_columns * (KeyColumns + ValueColumns) *
-                         static_cast<int>(sizeof(typename Config::CacheElement));
+  using E = typename Config::ValueElement;
+  constexpr int kBytes = Config::block_columns *
+                         (KeyColumns * static_cast<int>(sizeof(typename Config::CacheElement)) +
+                          ValueColumns / kPerElement<E> * static_cast<int>(sizeof(E)));
   if (Group::turns == 1 && kBytes <= Group::ahead_bytes) return true;
   return Group::team == 1 && p.looks_ahead;
 }
 
-// The type of a block of keys or of values.
+// The types of the rows of a cache, and of a block of them.
 template <class Config>
-using CacheBlock = decltype(block_of<Config::block_columns>(
-    key_rows<Config>(std::declval<FwdParams>(), std::declval<Sequence>(), 0, 0, 0), 0));
+using KeyRows =
+    decltype(key_rows<Config>(std::declval<FwdParams>(), std::declval<Sequence>(), 0, 0, 0));
+template <class Config>
+using ValueRows =
+    decltype(value_rows<Config>(std::declval<FwdParams>(), std::declval<Sequence>(), 0, 0, 0));
+template <class Config, class R>
+using CacheBlock = decltype(block_of<Config::block_columns>(std::declval<R>(), 0));
 
 }  // namespace xeflash

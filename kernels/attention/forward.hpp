@@ -22,9 +22,9 @@ struct FwdTiles {
 
   // In shared memory K comes first, then V, then Q, then the P that a team shares. The V of a team
   // is wide, and takes the place of K.
-  using KeyTile = RightT<E, Bc, d, CacheBlock<Config>>;
+  using KeyTile = RightT<E, Bc, d, CacheBlock<Config, KeyRows<Config>>>;
   static constexpr int kValues = Group::one_place ? 0 : shared_bytes<KeyTile>();
-  using ValueTile = Right<E, Bc, dv, CacheBlock<Config>, kValues>;
+  using ValueTile = Right<E, Bc, dv, CacheBlock<Config, ValueRows<Config>>, kValues>;
   static constexpr int kQuery =
       larger(shared_bytes<KeyTile>(), kValues + shared_bytes<ValueTile>());
   // The bytes that are in registers at the same time as Q. S is there twice: as it is, and relative
@@ -87,12 +87,11 @@ struct BlocksOfCache<Operand, N, Rows<T>> {
 template <class Config>
 struct KeysAndValues {
   using Tiles = FwdTiles<Config>;
-  using Rows =
-      decltype(key_rows<Config>(std::declval<FwdParams>(), std::declval<Sequence>(), 0, 0, 0));
   static constexpr int Bc = Tiles::Bc;
-  const Rows k_rows, v_rows;
-  const BlocksOfCache<typename Tiles::KeyTile, Bc, Rows> k_blocks;
-  const BlocksOfCache<typename Tiles::ValueTile, Bc, Rows> v_blocks;
+  const KeyRows<Config> k_rows;
+  const ValueRows<Config> v_rows;
+  const BlocksOfCache<typename Tiles::KeyTile, Bc, KeyRows<Config>> k_blocks;
+  const BlocksOfCache<typename Tiles::ValueTile, Bc, ValueRows<Config>> v_blocks;
   const bool looks_ahead;
 
   XF_INLINE KeysAndValues(const FwdParams& p, const Sequence& seq, int head,

@@ -1,4 +1,4 @@
-// 8-bit elements of quantised caches: widened to fp32, and rounded from it.
+// Elements of quantised caches: widened to fp32, and rounded from it.
 #pragma once
 
 #include "cpu/vec.hpp"
@@ -62,5 +62,19 @@ struct Lanes<int8_t> {
     return __builtin_convertvector(__builtin_convertvector(v, i32x16), i8x16);
   }
 };
+
+constexpr int kUnitVecs = kUnitColumns / kLanes;
+
+// Calls f(vector of q, its number) for the columns of a unit of nibbles. Nibbles m of a vector of
+// 16 words are columns 16 m to 16 m + 15.
+template <class F>
+XF_INLINE void each_in_unit(const nibbles* unit, F f) {
+  const u16x16 signs = load_as<u16x16>(unit) ^ uint16_t { 0x8888 };  // q + 8 becomes q in 4 bits
+  const auto words = __builtin_convertvector(signs, u32x16);
+  XF_UNROLL for (int m = 0; m < kUnitVecs; ++m) {
+    const auto q = bit_cast<i32x16>(words << (28 - 4 * m)) >> 28;
+    f(__builtin_convertvector(q, f32x16), m);
+  }
+}
 
 }  // namespace xeflash::cpu

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cpu/left.hpp"
-#include "tile/quantised.hpp"
+#include "cpu/quantised.hpp"
 
 namespace xeflash::cpu {
 
@@ -26,19 +26,29 @@ XF_INLINE void prefetch(const M& m) {
 template <int N>
 constexpr int kKeyTile = N % 12 ? 8 : 12;
 
-// Widens the first `count` rows of m, which may lie anywhere, to fp32, and multiplies them by their
-// scales if they have some. Rows that do not exist repeat the last one.
-template <int D, int N, int Stride, class M>
-XF_INLINE void widen_rows(float (&x)[N][Stride], const M& m, int count) {
-  for (int j = 0; j < count; ++j) {
-    const auto* row = m.row_or_last(j);
+// Widens row j of m to fp32, and multiplies it by its scales if it has some.
+template <int D, class M>
+XF_INLINE void widen_row(float* x, const M& m, int j) {
+  const auto* row = m.row_or_last(j);
+  if constexpr (kNibbles<std::remove_cvref_t<decltype(*row)>>) {
+    for (int d = 0; d < D; d += kUnitColumns) {
+      const float scale = m.scale(j, d / kUnitColumns);
+      each_in_unit(row + d / 2, [&](f32x16 q, int c) { store_as(x + d + c * kLanes, q * scale); });
+    }
+  } else {
     float scale = 1.f;
     if constexpr (kScaled<M>) scale = m.scale(j);
     const auto widened = [&](f32x16 v) { return kScaled<M> ? v * scale : v; };
     int d = 0;
-    for (; d + kLanes <= D; d += kLanes) store_as(&x[j][d], widened(load_widened(row + d)));
-    if constexpr (D % kLanes) store_as(&x[j][d], widened(load_widened<D % kLanes>(row + d)));
+    for (; d + kLanes <= D; d += kLanes) store_as(x + d, widened(load_widened(row + d)));
+    if constexpr (D % kLanes) store_as(x + d, widened(load_widened<D % kLanes>(row + d)));
   }
+}
+// Widens the first `count` rows of m, which may lie anywhere. Rows that do not exist repeat the
+// last one.
+template <int D, int N, int Stride, class M>
+XF_INLINE void widen_rows(float (&x)[N][Stride], const M& m, int count) {
+  for (int j = 0; j < count; ++j) widen_row<D>(x[j], m, j);
 }
 
 // Up to N rows of a block of K. fp32 and pairs are read in place; smaller types, and bf16 without

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/left.hpp"
+#include "cpu/quantised.hpp"
 #include "cpu/row_tile.hpp"
 
 namespace xeflash::cpu {
@@ -93,6 +94,35 @@ XF_INLINE void store_row(const Rows<T>& m, const RowTile<R, D>& O, int r, float 
     } else {
       store_narrowed<D % kLanes>(m.row(0) + c * kLanes, O.x[r][c] * s);
     }
+  }
+}
+
+// Writes a row in units of nibbles, and a scale for each unit. Where a value is not finite, the
+// scale is not a number.
+template <int D>
+XF_INLINE void store_nibbles(nibbles* row, f16* scales, const RowTile<1, D>& x) {
+  constexpr float kMost = 65504.f;  // of fp16
+  for (int unit = 0; unit < D / kUnitColumns; ++unit) {
+    const f32x16* v = x.x[0] + unit * kUnitVecs;
+    f32x16 most = v[0], least = -v[0], nothing = v[0] * 0.f;
+    XF_UNROLL for (int m = 1; m < kUnitVecs; ++m) {
+      most = max(most, v[m]);
+      least = max(least, -v[m]);
+      nothing += v[m] * 0.f;  // NaN if a value is not finite
+    }
+    const float top = reduce_max(most), bottom = reduce_max(least);
+    const float exact = (top >= bottom ? top : -bottom) * -0.125f;
+    const float inside = exact > kMost ? kMost : exact < -kMost ? -kMost : exact;
+    scales[unit] = static_cast<f16>(inside + reduce_add(nothing));
+    const float scale = to_float(scales[unit]);
+    u32x16 words = 0;
+    XF_UNROLL for (int m = 0; m < kUnitVecs; ++m) {
+      f32x16 q = scale == 0.f ? f32x16(0.f) : v[m] / scale;
+      q = q < f32x16(7.f) ? q : f32x16(7.f);
+      q = (max(q, -8.f) + 12582912.f) - 12582912.f;  // to the nearest integer, ties to even
+      words |= __builtin_convertvector(q + 8.f, u32x16) << (4 * m);
+    }
+    store_as(row + unit * 2 * kLanes, __builtin_convertvector(words, u16x16));
   }
 }
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "cpu/row_memory.hpp"
-#include "tile/quantised.hpp"
 
 namespace xeflash::cpu {
 
@@ -85,7 +84,8 @@ XF_INLINE void prefetch_rows(const M& m) {
   const int count = m.size() < N ? m.size() : N;
   for (int i = 0; i < count; ++i) {
     const auto* row = m.row(i);
-    prefetch<false>(row, D * static_cast<int64_t>(sizeof(*row)));
+    constexpr int kColumns = kPerElement<std::remove_cvref_t<decltype(*row)>>;
+    prefetch<false>(row, D / kColumns * static_cast<int64_t>(sizeof(*row)));
   }
 }
 template <int N, int D, class T>
@@ -148,10 +148,49 @@ XF_INLINE void accumulate_pass(RowTile<R, D>& O, const RowTile<R, N>& P, const M
   }
 }
 
+// O[r0 .. r0 + Ht, a unit of columns] += P V; P is multiplied by the scales of the unit.
+template <int Ht, int R, int N, int D, class M>
+XF_INLINE void accumulate_unit(RowTile<R, D>& O, const RowTile<R, N>& P, const M& V, int r0,
+                               int unit) {
+  f32x16 acc[Ht][kUnitVecs] = {};
+  const int keys = V.size() < N ? V.size() : N;
+  for (int k = 0; k < keys; ++k) {
+    each_in_unit(V.row(k) + unit * kUnitColumns / 2,
+                 [&](f32x16 q, int c) __attribute__((always_inline)) {
+                   XF_UNROLL for (int h = 0; h < Ht; ++h) {
+                     const auto* p = reinterpret_cast<const float*>(P.x[r0 + h]);
+                     acc[h][c] = fma(q, p[k], acc[h][c]);
+                   }
+                 });
+  }
+  XF_UNROLL for (int h = 0; h < Ht; ++h) {
+    XF_UNROLL for (int c = 0; c < kUnitVecs; ++c) O.x[r0 + h][unit * kUnitVecs + c] += acc[h][c];
+  }
+}
+template <int R, int N, int D, class M>
+XF_INLINE void accumulate_units(RowTile<R, D>& O, const RowTile<R, N>& P, const M& V) {
+  XF_NO_UNROLL for (int unit = 0; unit < D / kUnitColumns; ++unit) {
+    RowTile<R, N> weighted = P;
+    for (int key = 0; key < N; key += kLanes) {
+      f32x16 scales;
+      XF_UNROLL for (int i = 0; i < kLanes; ++i) scales[i] = V.scale(key + i, unit);
+      XF_NO_UNROLL for (int r = 0; r < R; ++r) weighted.x[r][key / kLanes] *= scales;
+    }
+    each_pass<R>([&](auto heads, int r0) __attribute__((always_inline)) {
+      constexpr int Ht = decltype(heads)::value, kOnce = kHasAvx512 ? Ht : 1;
+      XF_NO_UNROLL for (int r = r0; r < r0 + Ht; r += kOnce) {
+        accumulate_unit<kOnce>(O, weighted, V, r, unit);
+      }
+    });
+  }
+}
+
 // O += P V for the rows of V up to V.count.
 template <int R, int N, int D, class M>
 XF_INLINE void accumulate_rows(RowTile<R, D>& O, const RowTile<R, N>& P, const M& V) {
-  if constexpr (kScaled<M>) {
+  if constexpr (kNibbles<std::remove_cvref_t<decltype(*V.row(0))>>) {
+    accumulate_units(O, P, V);
+  } else if constexpr (kScaled<M>) {
     RowTile<R, N> weighted = P;
     for (int key = 0; key < N; key += kLanes) {
       const f32x16 scales = scales_of(V, key);

@@ -52,7 +52,7 @@ struct RowTile {
   alignas(64) f32x16 x[R][kVecs];
 };
 // P stays in fp32, as nothing is gained by rounding it.
-template <class T, int R, int C>
+template <class T, int R, int C, class E>
 using RowProbs = RowTile<R, C>;
 template <int R, int C>
 XF_INLINE void fill(RowTile<R, C>& t, float value) {

@@ -86,6 +86,14 @@ struct Tile : Columns<f32x16, R, round_up(C, kIsa == Isa::kAmxBf16 ? 32 : 1)> {
   int cols = C;  // in use; an even number
 };
 
+// V's rows are added to O itself, whatever their elements.
+template <class Tile, class E>
+using OutputOf = Tile;
+template <class Tile>
+XF_INLINE Tile& settled(Tile& O) {
+  return O;
+}
+
 // The number of columns of a block that some row sees, for each set of rows that are processed
 // together. The other columns need no product.
 struct AllColumns {

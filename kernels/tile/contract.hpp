@@ -47,6 +47,8 @@ XF_TYPE(Left_part, Left<T, R, N, TeamPart>);
 XF_TYPE(RightT, RightT<T, N, D, Matrix>);
 XF_TYPE(Right, Right<T, N, D, Matrix>);
 XF_TYPE(Operand, Operand<T, T>);
+XF_TYPE(OutputOf, OutputOf<Output, T>);
+XF_CALL(settled, Output, {settled(x)}->std::same_as<Output&>);
 
 using Query = Left<T, R, D, Placed<Matrix, 0>>;
 using Key = RightT<T, N, D, Matrix>;
@@ -152,7 +154,7 @@ static_assert(requires { allocate_shared<Output, shared_bytes<Key>()>(); });
 using Heads = RowTile<8, N>;
 using HeadOutput = RowTile<8, D>;
 using HeadQuery = RowLeft<T, 8, D, N, T>;
-using HeadProbs = RowProbs<T, 8, N>;
+using HeadProbs = RowProbs<T, 8, N, T>;
 
 XF_CALL(dot_rows, Heads, dot_rows(x, some<HeadQuery>(), some<const Matrix>()));
 XF_CALL(accumulate_rows, HeadOutput,
@@ -172,6 +174,7 @@ using OneRow = RowTile<1, D>;
 XF_CALL(load_row, OneRow, load_row(x, some<const float*>(), 1));
 XF_CALL(load_of_row, OneRow, load(x, some<const Matrix>()));
 XF_CALL(abs_max, const OneRow, {abs_max(x)}->std::same_as<float>);
+XF_CALL(store_nibbles, const OneRow, store_nibbles(some<nibbles*>(), some<f16*>(), x));
 XF_CALL(rotate, OneRow, rotate(x, some<const T*>(), some<const T*>(), some<const T*>(), D, false));
 XF_CALL(add_scaled, OneRow, add_scaled(x, some<const T*>(), 1.f));
 

@@ -1,4 +1,4 @@
-// The element types of quantised caches: e4m3 and e5m2 below, and int8_t.
+// The element types of quantised caches: e4m3, e5m2 and nibbles below, and int8_t.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,25 @@ struct e5m2 {
   uint8_t bits;
 };
 
+// Two columns of V in 4 bits. A unit of 64 columns is 16 words of 16 bits, each of two elements:
+// bits 4 m to 4 m + 3 of word n have column 16 m + n of the unit, as q + 8. The value is q times
+// the unit's scale, which is an fp16 of either sign: the unit's largest number has q = -8.
+struct nibbles {
+  uint8_t bits;
+};
+constexpr int kUnitColumns = 64, kUnitWords = 16;
+template <class E>
+constexpr bool kNibbles = false;
+template <>
+constexpr bool kNibbles<nibbles> = true;
+template <class E>
+constexpr int kPerElement = kNibbles<E> ? 2 : 1;  // columns
+
 template <class E>
 constexpr bool kQuantised = sizeof(E) == 1;
 
-// True if rows have scales: the values of a row are then its scale times its elements.
+// True if rows have scales: the values of a row, or of a unit of it, are then its scale times its
+// elements.
 template <class M>
 constexpr bool kScaled = requires(const M& m) { m.scales; };
 // Returns the rows without their scales.
@@ -51,5 +66,7 @@ template <>
 constexpr float kFactorUnit<e5m2> = 32768.f;
 template <>
 constexpr float kFactorUnit<int8_t> = 64.f;
+template <>
+constexpr float kFactorUnit<nibbles> = 8.f;
 
 }  // namespace xeflash

@@ -12,6 +12,7 @@
 //   RightT<T, N, D, Block>     the right operand of mma_ABt, the N rows of a block of K
 //   Right<T, N, D, Block>      the right operand of mma_AB, the N rows of a block of V
 //   Operand<T, E>              the type in which elements E of a cache are multiplied
+//   OutputOf<Tile, E>          the tile O, or its sums while rows of V in elements E are added
 //
 // Tiles and memory:
 //
@@ -27,6 +28,7 @@
 //   fill                       sets all elements to one value
 //   mma_ABt, mma_AB            S = A K^T; O += P V
 //   columns_seen               says which columns of a block some rows need
+//   settled                    returns O when all rows of V are added
 //   each                       calls f(value, row, column); row or column is a vector
 //   Numbers<N>                 one int per row or per column, which `each` passes in their place
 //   map                        calls f of the values of each row
@@ -58,7 +60,7 @@
 //   RowTile<R, C>, RowVec<R>, RowSum<R>
 //                              fp32 elements; one fp32 value per row; the sum of each row
 //   RowLeft<T, R, D, N, E>     Q, which is multiplied by N rows of E at a time
-//   RowProbs<T, R, C>          P
+//   RowProbs<T, R, C, E>       P, for rows of V in elements E
 //   dot_rows, accumulate_rows  S = A K^T, added up over the team; O += P V
 //   each_row, each_in_row      call f(row) for every row; f(value, column) along one row
 //   store_row                  writes one row

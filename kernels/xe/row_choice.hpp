@@ -26,7 +26,7 @@ using RowLeft = std::conditional_t<
                        std::conditional_t<Group::team == 1, MatrixRowLeft<T, R, D, N, E>,
                                           TeamLeft<R, N, MatrixRowLeft<T, R, D, N, E>>>>>;
 // P, which stays in fp32 for the vector unit.
-template <class T, int R, int C>
+template <class T, int R, int C, class E>
 using RowProbs = std::conditional_t<kByMatrixUnit<R>, Left<T, R, C>, RowMajor<R, C>>;
 
 // The blocks in which the rows of O go from thread to thread.

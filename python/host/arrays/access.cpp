@@ -37,8 +37,9 @@ bool fits_block2d(const Array& a, const Axes& axes, int64_t columns) {
   const int rows = axes.row;
   const int64_t bytes = size_of(a.dtype), width = columns * bytes;
   const int64_t pitch = a.strides[rows] * bytes;  // also that of a single row is told
-  // The columns beside it would be written, or multiplied: a step of a product is 16 of 16 bits.
-  if (width < 64 && (columns != 16 || bytes == 1)) return false;
+  // The columns beside it would be written, or multiplied: a step of a product is 16 of 16 bits. A
+  // row of nibbles is read as whole units, of 32 bytes.
+  if (width < 64 && (columns != 16 || bytes == 1) && a.dtype != DType::kU8) return false;
   if (pitch % 16 != 0) return false;
   if (pitch < std::max<int64_t>(width, 64) || pitch > kMostRow || a.shape[rows] > kMostRow - 3) {
     return false;

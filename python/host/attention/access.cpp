@@ -40,7 +40,7 @@ Access access_for(const Problem& p, Others like_q, Others like_k, Layout layout,
     }
   };
   if (arch != "dg2" && own_rows_fit() && fits_block2d(p.k, key_axes, p.d) &&
-      fits_block2d(p.v, key_axes, p.dv) && fit(like_k, key_axes)) {
+      fits_block2d(p.v, key_axes, p.columns_of_v()) && fit(like_k, key_axes)) {
     return Access::kBlock2d;
   }
   return Access::kDwords;

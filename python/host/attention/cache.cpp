@@ -1,6 +1,7 @@
 #include "host/attention/cache.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <set>
 #include <vector>
@@ -10,11 +11,13 @@
 #include "host/attention/problem.hpp"
 #include "host/device/runtime.hpp"
 #include "host/device/sizes.hpp"
+#include "tile/quantised.hpp"
 
 namespace xeflash {
 namespace {
 
 constexpr int64_t kRotaryUnit = 16;  // rotated columns are a multiple of it
+constexpr int kKeyColumns = 32;      // beside a V in 4 bits, those of K are a multiple of it
 
 // Returns whether an array has a scale per row and head of a cache.
 bool is_of_rows(const Array& scale, const Array& cache) {
@@ -28,6 +31,27 @@ bool is_of_heads(const Array& a, const Problem& p) {
     return true;
   return (a.ndim == 1 || (a.ndim == 2 && fits(a.shape[0], p.batch))) &&
          fits(a.shape[a.ndim - 1], p.heads_k);
+}
+
+// Reads the scales of V in 4 bits: one per unit of each row and head.
+Array read_unit_scales(const py::object& object, const Problem& p, const Checker& check) {
+  const char* name = "v_scale";
+  const Array& v = p.v;
+  const std::array<int64_t, 4> shape = {v.shape[0], v.shape[1], v.shape[2], p.dv / kUnitColumns};
+  const std::string rule = "must be fp16 of shape " + text_of_shape({shape.begin(), shape.end()}) +
+                           ", a scale per " + std::to_string(kUnitColumns) + " columns, with " +
+                           check.word(p.v_name()) + " of uint8";
+  if (object.is_none() || PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr()))
+    check.refuse(name, rule + ", got " + py::str(object).cast<std::string>());
+  Array a = read_array(object, check, name);
+  check.require_dtype(a, name, DType::kF16);
+  XF_REQUIRE(check, has_shape(a, {shape[0], shape[1], shape[2], shape[3]}), name, rule,
+             a.describe_shape(), a);
+  XF_REQUIRE(check, a.whole_strides, name, "must have strides of whole elements", "others", a);
+  XF_REQUIRE(check, a.has_contiguous_rows(), name, "must have a contiguous last dimension",
+             "stride " + number(a.strides[3]), a);
+  check.require_same_place(a, name, p.q, "q");
+  return a;
 }
 
 Array read_scale(const py::object& object, float& factor, const char* name, const Array& of,
@@ -72,6 +96,11 @@ void read_scales(Problem& p, const py::object& k_scale, const py::object& v_scal
                  const Checker& check) {
   Cache& c = p.cache;
   c.k_scale = read_scale(k_scale, c.k_factor, "k_scale", p.k, p.k_name(), part, p, check);
+  if (p.has_nibbles()) {
+    c.v_scale = read_unit_scales(v_scale, p, check);
+    c.scales_of_rows = c.k_scale.object && is_of_rows(c.k_scale, p.k);
+    return;
+  }
   c.v_scale = read_scale(v_scale, c.v_factor, "v_scale", p.v, p.v_name(), part, p, check);
   if (!c.k_scale.object != !c.v_scale.object) {
     check.refuse(check.word("k_scale") + " and " + check.word("v_scale") +
@@ -129,6 +158,9 @@ void read_places(Problem& p, const FwdRequest& r, const Checker& check) {
     c.table = read_table(given.block_table, "block_table", p, check);
     c.capacity = std::min<int64_t>(c.table.shape[1] * c.page, kMaxLength);
   } else if (!given.beam_index.is_none()) {
+    if (p.has_nibbles())
+      check.refuse<NotImplemented>(
+          "beam_index", "must be None with " + check.word(p.v_name()) + " of uint8, got an array");
     c.kind = CacheKind::kBeam;
     c.table = read_table(given.beam_index, "beam_index", p, check);
     c.capacity = std::min(c.capacity, c.table.shape[1]);
@@ -240,10 +272,12 @@ void read_appended(Problem& p, const FwdRequest& r, const Checker& check) {
     XF_REQUIRE(check, a->writable, name, "must be writable to append to", "one that is read-only",
                *a);
   }
-  for (const auto& [a, name] : {std::pair{&c.k_scale, "k_scale"}, {&c.v_scale, "v_scale"}}) {
-    XF_REQUIRE(check, a->writable || !c.scales_of_rows, name, "must be writable to append to",
-               "one that is read-only", *a);
-  }
+  const auto require_writable = [&](const Array& a, const char* name, bool written) {
+    XF_REQUIRE(check, a.writable || !written, name, "must be writable to append to",
+               "one that is read-only", a);
+  };
+  require_writable(c.k_scale, "k_scale", c.scales_of_rows);
+  require_writable(c.v_scale, "v_scale", p.writes_v_scale());
 }
 
 constexpr auto ints = ints_of_host;
@@ -367,11 +401,25 @@ bool is_quantised(DType dtype) {
   return dtype == DType::kE4M3 || dtype == DType::kE5M2 || dtype == DType::kI8;
 }
 
+void check_nibbles(const Problem& p, const char* like, const Checker& check) {
+  const std::string with = " with " + check.word(p.v_name()) + " of uint8, which is in 4 bits";
+  XF_REQUIRE_DTYPE(check, size_of(p.q.dtype) == 2, p.q, like, "must be float16 or bfloat16" + with);
+  XF_REQUIRE_DTYPE(check, is_quantised(p.k.dtype), p.k, p.k_name(),
+                   "must be int8 or an 8-bit float" + with);
+  const auto require_multiple = [&](const Array& a, const char* name, int64_t columns, int of) {
+    XF_REQUIRE(check, columns % of == 0, name,
+               ".head_dim must be a multiple of " + std::to_string(of) + with, number(columns), a);
+  };
+  require_multiple(p.k, p.k_name(), p.k.shape[p.k.ndim - 1], kKeyColumns);
+  require_multiple(p.v, p.v_name(), 2 * p.columns_of_v(), kUnitColumns);
+}
+
 ScaleArg scale_arg(const Array& a, const Cache& c) {
   const auto stride = [&](int from_end) {
     const int axis = a.ndim - from_end;
     return axis < 0 || a.shape[axis] == 1 ? 0 : a.strides[axis];
   };
+  if (a.dtype == DType::kF16) return {{a.data, stride(4), stride(3), stride(2)}, 0};  // of units
   if (c.scales_of_rows) return {{a.data, stride(3), stride(2), stride(1)}, 0};
   return {{a.data, 0, 0, stride(1)}, stride(2)};
 }

@@ -37,7 +37,7 @@ struct Cache {
   bool given = false;
   CacheKind kind = CacheKind::kPlain;
   Array lengths, sequences, left_pad, table, k_scale, v_scale;  // without data: not given
-  bool scales_of_rows = false;  // an array has a scale per row, which appending writes
+  bool scales_of_rows = false;  // k_scale has a scale per row, which appending writes
   float k_factor = 1, v_factor = 1;
   Array new_k, new_v, cos, sin, positions;
   TreeRows tree;
@@ -51,8 +51,14 @@ ScaleArg scale_arg(const Array& scale, const Cache& cache);
 struct FwdRequest;
 struct Problem;
 
-// The types that K and V of a cache may have besides the type of q.
+// The types that K and V of a cache may have besides the type of q. V may also be in 4 bits.
 bool is_quantised(DType dtype);
+constexpr const char* kQuantisedTypes[] = {
+    ", float8_e4m3fn, float8_e5m2 or int8",
+    ", float8_e4m3fn, float8_e5m2, int8, or uint8 of two columns each"};
+
+// Checks a V in 4 bits, and what is beside it; `like` is an array of 16 bits of the call.
+void check_nibbles(const Problem& problem, const char* like, const Checker& check);
 
 // Reads the scales of the caches of a problem whose batch and heads are known; `part` says what the
 // batch is of: sequences, or tokens.

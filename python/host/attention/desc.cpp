@@ -33,6 +33,7 @@ Desc describe(Algorithm algorithm, const Problem& p) {
   desc.cache = p.cache.kind;
   desc.cache_dtype = p.k.dtype == p.q.dtype ? DType::kOther : p.k.dtype;
   desc.cache_scales = p.cache.k_scale.data != nullptr;
+  desc.nibbles = p.v.dtype == DType::kU8;
   return desc;
 }
 

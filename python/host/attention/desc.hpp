@@ -26,7 +26,7 @@ struct Desc {
   CacheKind cache = CacheKind::kPlain;
   uint8_t page_unit = kPageKeys;
   DType cache_dtype = DType::kOther;  // kOther: dtype
-  bool cache_scales = false, unified_max = false;
+  bool cache_scales = false, nibbles = false, unified_max = false;
   DType bias_gradient = DType::kOther;  // kOther: not wanted
   bool sums_slopes = false, adds_up = false;
   uint8_t learned = 0;
@@ -45,7 +45,7 @@ struct Desc {
 
 XF_FIELDS(Desc, algorithm, dtype, head_dim, head_dim_v, rows, hooks, bias, score_mod, mask_mod,
           mask, dropout, packed_heads, split_keys, cache, page_unit, cache_dtype, cache_scales,
-          unified_max, bias_gradient, sums_slopes, adds_up, learned, access);
+          nibbles, unified_max, bias_gradient, sums_slopes, adds_up, learned, access);
 
 py::object to_python(ScoreHooks hooks);
 py::object to_python(MaskKind mask);

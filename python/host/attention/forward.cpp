@@ -107,7 +107,8 @@ py::tuple forward(const FwdRequest& r) {
   params.partial = scratch.data;
   if (!r.out.is_none()) count_writes({&to.out});
   if (p.cache.added) count_writes({&p.k, &p.v});
-  if (p.cache.added && p.cache.scales_of_rows) count_writes({&p.cache.k_scale, &p.cache.v_scale});
+  if (p.cache.added && p.cache.scales_of_rows) count_writes({&p.cache.k_scale});
+  if (p.cache.added && p.writes_v_scale()) count_writes({&p.cache.v_scale});
   submit(place, [&](Launcher& launch) {
     if (append) append->launch(launch, params);
     prepass.launch(launch, params, scratch.data + shares.floats);

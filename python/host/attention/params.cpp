@@ -69,6 +69,8 @@ float factor_unit(DType dtype) {
       return kFactorUnit<e4m3>;
     case DType::kE5M2:
       return kFactorUnit<e5m2>;
+    case DType::kU8:
+      return kFactorUnit<nibbles>;
     default:
       return kFactorUnit<int8_t>;
   }

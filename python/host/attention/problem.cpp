@@ -27,16 +27,19 @@ void check_array(const Named& named, const Problem& p, int dims, int dims_of_q,
                "must have the " + number(dims) + " dimensions of " + check.word("q"),
                number(a->ndim), *a);
   check.require_dims(*a, name, dims);
+  const bool is_packed = p.cache.given && a == &p.v && a->dtype == DType::kU8;
   XF_REQUIRE_DTYPE(
-      check, a->dtype == p.q.dtype || (p.cache.given && !is_q && is_quantised(a->dtype)), *a, name,
+      check,
+      a->dtype == p.q.dtype || is_packed || (p.cache.given && !is_q && is_quantised(a->dtype)), *a,
+      name,
       "must have the dtype of " + check.word("q") + " (" + name_of(p.q.dtype) + ")" +
-          (p.cache.given ? ", float8_e4m3fn, float8_e5m2 or int8" : ""));
+          (p.cache.given ? kQuantisedTypes[a == &p.v] : ""));
   check.require_same_place(*a, name, p.q, "q");
   if (p.cache.given) {
     XF_REQUIRE(check, a->has_contiguous_rows(), name, "must have a contiguous last dimension",
                "stride " + number(a->strides[dims - 1]), *a);
   }
-  const int64_t dim = a->shape[dims - 1];
+  const int64_t dim = a->shape[dims - 1] * (is_packed ? 2 : 1);
   XF_REQUIRE(check, dim >= 1 && dim <= kMaxHeadDim, name,
              ".head_dim must be 1 to " + number(kMaxHeadDim), number(dim), *a);
 }
@@ -87,10 +90,13 @@ void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
   check_array({&p.q, "q"}, p, dims_of_q, dims_of_q, check);
   check_array({&p.k, p.k_name()}, p, dims, dims_of_q, check);
   check_array({&p.v, p.v_name()}, p, dims, dims_of_q, check);
-  check.require_dtype_of(p.v, p.v_name(), p.k, p.k_name());
+  if (p.has_nibbles())
+    check_nibbles(p, "q", check);
+  else
+    check.require_dtype_of(p.v, p.v_name(), p.k, p.k_name());
   const Axes axes_q = axes_of(r.layout), axes = axes_of(p.k_layout(r.layout));
   p.d = p.q.shape[dims_of_q - 1];
-  p.dv = p.v.shape[dims - 1];
+  p.dv = p.columns_of_v() * (p.has_nibbles() ? 2 : 1);
   p.heads_q = p.q.shape[axes_q.head];
   p.heads_k = p.k.shape[axes.head];
   p.sq = p.tokens_q = p.q.shape[axes_q.row];
@@ -373,9 +379,8 @@ void check_appended(const Problem& p, const Checker& check) {
   if (p.cache.added == 0) return;
   refuse_shared(p.k, p.k_name(), p, check);
   refuse_shared(p.v, p.v_name(), p, check);
-  if (!p.cache.scales_of_rows) return;
-  refuse_shared(p.cache.k_scale, "k_scale", p, check);
-  refuse_shared(p.cache.v_scale, "v_scale", p, check);
+  if (p.cache.scales_of_rows) refuse_shared(p.cache.k_scale, "k_scale", p, check);
+  if (p.writes_v_scale()) refuse_shared(p.cache.v_scale, "v_scale", p, check);
 }
 
 namespace {

@@ -49,6 +49,13 @@ struct Problem {
     return (blocks.data && blocks.shape[0] > 1) || mask_mod.reads_batch;
   }
 
+  // Returns whether V is in 4 bits: nibbles of tile/quantised.hpp. p.dv counts its columns.
+  bool has_nibbles() const { return v.dtype == DType::kU8; }
+  bool writes_v_scale() const { return cache.scales_of_rows || has_nibbles(); }
+  int64_t columns_of_v() const { return v.shape[v.ndim - 1]; }  // elements of a row
+  // Returns the bytes of a key and its value in one head.
+  int64_t bytes_per_key() const { return d * size_of(k.dtype) + columns_of_v() * size_of(v.dtype); }
+
   const char* k_name() const { return cache.given ? "k_cache" : "k"; }
   const char* v_name() const { return cache.given ? "v_cache" : "v"; }
   bool has_queries() const { return batch * heads_q * sq * (packed ? tokens_q : 1) != 0; }

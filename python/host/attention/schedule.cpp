@@ -88,9 +88,8 @@ int32_t splits_in_least_time(const Problem& p, const Desc& desc, const Kernels& 
       std::min<int64_t>(kMaxSplits, divide_up(keys, int64_t{kernels.turns} * kernels.block_k));
   // The bytes of K and V, or the bytes that could be read in the time in which rows are multiplied
   // with them.
-  const int64_t bytes =
-      std::max(p.batch * p.heads_k * size_of(p.k.dtype), 2 * rows / s.flops_of_byte) * keys *
-      (p.d + p.dv);
+  const int64_t bytes = keys * std::max(p.batch * p.heads_k * p.bytes_per_key(),
+                                        2 * rows / s.flops_of_byte * (p.d + p.dv));
   const int64_t cheap =
       bytes * kMaxSplits / (s.merge_share * 2 * rows * floats_of_row(p, kMaxSplits) * 4);
   const int64_t quarter =
@@ -133,8 +132,7 @@ bool fits_in_caches(const Problem& p, const Desc& desc, const Kernels& kernels, 
   if (s.cache_of_unit == 0) return true;
   const int64_t running =
       std::min(groups_at_a_time(desc, kernels, device), static_cast<int64_t>(groups));
-  const int64_t block =
-      int64_t{kernels.turns} * kernels.block_k * (p.d + p.dv) * size_of(p.k.dtype);
+  const int64_t block = int64_t{kernels.turns} * kernels.block_k * p.bytes_per_key();
   return running * block <= device.facts.compute_units * s.cache_of_unit / 2;
 }
 

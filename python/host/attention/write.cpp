@@ -71,9 +71,12 @@ Problem read_write(const WriteRequest& r, const Checker& check) {
              c.new_v.describe_shape(), c.new_v);
   const auto check_cache = [&](const Array& a, const char* name, int64_t dim) {
     check.require_dims(a, name, 4);
-    XF_REQUIRE_DTYPE(check, a.dtype == p.q.dtype || is_quantised(a.dtype), a, name,
-                     std::string("must have the dtype of k (") + name_of(p.q.dtype) +
-                         "), float8_e4m3fn, float8_e5m2 or int8");
+    const bool is_v = &a == &p.v;
+    XF_REQUIRE_DTYPE(
+        check, a.dtype == p.q.dtype || is_quantised(a.dtype) || (is_v && a.dtype == DType::kU8), a,
+        name,
+        std::string("must have the dtype of k (") + name_of(p.q.dtype) + ")" +
+            kQuantisedTypes[is_v]);
     check.require_same_place(a, name, p.q, "k");
     XF_REQUIRE(check, has_shape(a, {p.k.shape[0], p.k.shape[1], p.heads_k, dim}), name,
                "must have shape [" + (a.data == p.k.data ? "pages" : number(p.k.shape[0])) + ", " +
@@ -85,8 +88,11 @@ Problem read_write(const WriteRequest& r, const Checker& check) {
     XF_REQUIRE(check, a.writable, name, "must be writable", "one that is read-only", a);
   };
   check_cache(p.k, "k_cache", p.d);
-  check_cache(p.v, "v_cache", p.dv);
-  check.require_dtype_of(p.v, "v_cache", p.k, "k_cache");
+  check_cache(p.v, "v_cache", p.has_nibbles() ? p.dv / 2 : p.dv);
+  if (p.has_nibbles())
+    check_nibbles(p, "k", check);
+  else
+    check.require_dtype_of(p.v, "v_cache", p.k, "k_cache");
   c.page = p.k.shape[1];
   c.capacity = p.k.shape[0] * c.page;
   XF_REQUIRE(check, c.capacity <= kMaxLength, "k_cache", "must have fewer than 2^31 rows",
@@ -136,7 +142,8 @@ py::object write_to_cache(const WriteRequest& r, const Checker& check) {
       .v_inverse = 1 / c.v_factor,
   };
   count_writes({&p.k, &p.v});
-  if (c.scales_of_rows) count_writes({&c.k_scale, &c.v_scale});
+  if (c.scales_of_rows) count_writes({&c.k_scale});
+  if (p.writes_v_scale()) count_writes({&c.v_scale});
   submit(place, [&](Launcher& launch) { launch(*kernels.entries[0], params, groups); });
   return py::none();
 }

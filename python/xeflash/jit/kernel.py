@@ -74,6 +74,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         *([] if decode else [f"  using Drop = {'Dropout' if desc.dropout else 'NoDropout'};"]),
         f"  using Cache = {_CACHES[desc.cache].format(desc.page_unit)};",
         f"  using CacheElement = {ELEMENTS[desc.cache_dtype or desc.dtype]};",
+        f"  using ValueElement = {'nibbles' if desc.nibbles else 'CacheElement'};",
         f"  static constexpr bool cache_scales = {_cpp(desc.cache_scales)};",
         f"  static constexpr int head_dim = {desc.head_dim}, head_dim_v = {desc.head_dim_v};",
         f"  static constexpr int block_rows = {config.block_q}, block_columns = {config.block_k};",
@@ -107,6 +108,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     features += [f"{desc.cache}{desc.page_unit}" if desc.cache == "paged" else desc.cache] if desc.cache else []
     features += [f"kv.{desc.cache_dtype}"] if desc.cache_dtype else []
     features += ["scales"] if desc.cache_scales else []
+    features += ["v.4bits"] if desc.nibbles else []
     features += [desc.access] if desc.access not in ("", "block2d") else []
     if config.threads > 1:
         dims += f"t{config.threads}" + (f"k{config.turns}" if config.turns > 1 else "")
@@ -157,7 +159,7 @@ def named_arch(desc: AnyDesc) -> str:
 
 def _holds_little(desc: Desc) -> bool:
     """Returns whether fp16 has to hold P times the scale of V, so that P must not exceed 1."""
-    return desc.cache_scales and desc.dtype == "float16" and desc.arch not in _CPU_ISA
+    return (desc.cache_scales or desc.nibbles) and desc.dtype == "float16" and desc.arch not in _CPU_ISA
 
 
 def _softmax(desc: Desc, config: Config) -> str:

@@ -97,7 +97,8 @@ class Desc(_OfAlgorithm):
     cache: str = ""  # the places of the rows of K and V: in the array's order, "paged" or by "beam"
     page_unit: int = 16  # pages are multiples of so many keys
     cache_dtype: str | None = None  # the type of K and V, if it is not dtype
-    cache_scales: bool = False  # a factor per row of K and V
+    cache_scales: bool = False  # a factor per row of K, and of V if it has 8 bits
+    nibbles: bool = False  # V is in 4 bits
     unified_max: bool = False  # decoding with a maximum that is known beforehand
     bias_gradient: str | None = None  # flash_bwd_bias: of a bias, and its type
     sums_slopes: bool = False  # flash_bwd_bias: of ALiBi's slopes
