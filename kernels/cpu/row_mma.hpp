@@ -172,8 +172,11 @@ XF_INLINE void accumulate_units(RowTile<R, D>& O, const RowTile<R, N>& P, const 
   XF_NO_UNROLL for (int unit = 0; unit < D / kUnitColumns; ++unit) {
     RowTile<R, N> weighted = P;
     for (int key = 0; key < N; key += kLanes) {
-      f32x16 scales;
-      XF_UNROLL for (int i = 0; i < kLanes; ++i) scales[i] = V.scale(key + i, unit);
+      u16x16 bits;
+      XF_UNROLL for (int i = 0; i < kLanes; ++i) {
+        bits[i] = bit_cast<uint16_t>(V.scales.row_or_last(key + i)[unit]);
+      }
+      const f32x16 scales = Lanes<f16>::widen(bit_cast<f16x16>(bits));
       XF_NO_UNROLL for (int r = 0; r < R; ++r) weighted.x[r][key / kLanes] *= scales;
     }
     each_pass<R>([&](auto heads, int r0) __attribute__((always_inline)) {
