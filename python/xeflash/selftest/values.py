@@ -66,6 +66,8 @@ class Values:
         """Returns values that nobody should read: NaN, or the largest number."""
         if dtype == "int8":
             return cls(np.full(shape, 127, np.int8), dtype)
+        if dtype == "uint8":
+            return cls(np.full(shape, 0xFF, np.uint8), dtype)
         if dtype.startswith("float8"):
             return cls(np.full(shape, 0x7F, np.uint8), dtype)
         return cls.of(np.full(shape, np.nan, np.float32), dtype)

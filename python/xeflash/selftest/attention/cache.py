@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xeflash.selftest.arrays import Arrays
+from xeflash.selftest.attention.nibbles import COLUMNS, packed, unpacked
 from xeflash.selftest.attention.spec import Spec
 from xeflash.selftest.prepared import DTYPES, normal
 from xeflash.selftest.tolerance import Finding, compare
@@ -55,8 +56,15 @@ class Cache:
     def held_by(self, side: int, place: Place) -> Array:
         """Returns the keys or values at a place as numbers times their scale: (keys, Hk, D)."""
         x = self.arrays[side]
+        if x.dtype == "uint8":
+            return unpacked(x.bits[place], self._scales_of_units(place))
         numbers = x.part(place)
         return np.multiply(numbers, self.factors(side, place), out=numbers)
+
+    def _scales_of_units(self, place: Place) -> Array:
+        scale = self.scales[1]
+        assert isinstance(scale, Values)
+        return scale.bits[place]
 
     def factors(self, side: int, place: Place) -> Any:
         """Returns the factors of the numbers at a place."""
@@ -65,7 +73,12 @@ class Cache:
 
     def judge_new(self, what: str, side: int, place: Place, rows: Array, unit: float = 0.0) -> list[Finding]:
         """Judges rows appended at a place, which are rounded once, or once more to `unit` if they were rotated."""
-        dtype, factors, found = self.arrays[side].dtype, self.factors(side, place), list[Finding]()
+        dtype, found = self.arrays[side].dtype, list[Finding]()
+        if dtype == "uint8":
+            got = (self.arrays[side].bits[place], self._scales_of_units(place))
+            pairs = zip(("new bytes", "scale"), got, packed(rows), strict=True)
+            return [compare(f"{what}: {name}", x.astype(float), y.astype(float), 0.0) for name, x, y in pairs]
+        factors = self.factors(side, place)
         size = np.max(np.abs(rows), axis=-1, keepdims=True, initial=0.0)
         limit = unit * np.abs(rows) + (2.0**-21 * size if unit else 0.0)  # the products may be fused with the sum
         if dtype in _QUANTISED:
@@ -171,10 +184,12 @@ def _filled(spec: Spec, random: Random, layout: _Layout, side: int) -> tuple[Val
     """Draws K or V as the cache holds it before the call, and its scale."""
     form, _, arrays = spec.format.partition(".")
     heads_k, dim, stored = spec.heads[1], spec.dims[side], DTYPES[form or spec.dtype]
+    if spec.has_nibbles and side == 1:
+        return _filled_with_nibbles(spec, random, layout)
     cache = Values.filled((*layout.shape, heads_k, dim), stored)
     usual = 1 / 32 if stored == "int8" else 1.0
     scale: Scale = (0.75, 1.25)[side] * usual if form and arrays != "none" else None
-    if arrays == "array":
+    if arrays in ("array", "nibbles"):
         scale = Values.filled((*layout.shape, heads_k), "float32")
     for i, j in layout.places:
         old = (i[: len(i) - spec.new], j[: len(j) - spec.new])
@@ -182,6 +197,16 @@ def _filled(spec: Spec, random: Random, layout: _Layout, side: int) -> tuple[Val
         cache.bits[old] = Values.of(rows / usual, stored).bits
         if isinstance(scale, Values):
             scale.bits[old] = (random.random((len(old[0]), heads_k)) + 0.1) * usual
+    return cache, scale
+
+
+def _filled_with_nibbles(spec: Spec, random: Random, layout: _Layout) -> tuple[Values, Values]:
+    shape, dim = (*layout.shape, spec.heads[1]), spec.dims[1]
+    cache, scale = Values.filled((*shape, dim // 2), "uint8"), Values.filled((*shape, dim // COLUMNS), "float16")
+    for i, j in layout.places:
+        old = (i[: len(i) - spec.new], j[: len(j) - spec.new])
+        rows = normal(random, "float32", len(old[0]), spec.heads[1], dim, kind=spec.values).numbers
+        cache.bits[old], scale.bits[old] = packed(rows)
     return cache, scale
 
 

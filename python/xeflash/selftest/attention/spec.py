@@ -53,7 +53,8 @@ class Spec:
     # plain, index (of sequences), pad (on the left), paged16 ..., beams: all sequences share what they hold, beams2
     # ...: so many do; with + behind it pad, or shared: places that several sequences have
     place: str = ""
-    format: str = ""  # of the cache, if it is not dtype: e4m3, e5m2, int8 with a scale; with .array of scales, .none
+    # of the cache, if it is not dtype: e4m3, e5m2, int8 with a scale; with .array of scales, .none, .nibbles: V in 4 bits
+    format: str = ""
     new: int = 0
     rotary: str = ""  # pairs, halves
     splits: int = 0
@@ -106,6 +107,11 @@ class Spec:
     def returns_lse(self) -> bool:
         """Returns whether the call asks for the LSE; for gradients, whether it has one."""
         return self.dlse if self.grad else self.lse
+
+    @property
+    def has_nibbles(self) -> bool:
+        """Returns whether V of a cache is in 4 bits."""
+        return self.format.endswith(".nibbles")
 
     @property
     def is_packed(self) -> bool:
@@ -252,4 +258,6 @@ def _is_possible_on_a_cache(spec: Spec) -> bool:
         return False
     if spec.kind == "numpy" and spec.format.startswith("e"):
         return False  # numpy has them by ml_dtypes
+    if spec.has_nibbles and (spec.dtype == "fp32" or spec.dim % 32 or spec.dims[1] % 64 or "beams" in spec.place):
+        return False  # refused
     return bool(spec.heads[0] * keys * max(rows, 4) * spec.dim < 1e8)  # the reference takes its time
