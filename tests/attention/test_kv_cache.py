@@ -34,7 +34,7 @@ CHOICES = {
     "heads": CACHE_HEADS,
     "cache": list(PLACES),
     "place": [0, 1, 2, 3],
-    "format": ["", *FORMATS, "e4m3.array", "int8.array"],
+    "format": ["", *FORMATS, "e4m3.array", "int8.array", "int8.nibbles"],
     "new": [0, 1, 5],
     "rotary": ["", "pairs", "halves"],
     "window": CACHE_WINDOWS,
@@ -82,13 +82,14 @@ CASES = [
     for row in pairwise(CHOICES, lambda row: is_possible(case_of(row)), lambda row: kernel_of(case_of(row)))
 ]
 
-# The default set: each type with each format, for one query and for several, as these are kernels of their own. What else is
-# compiled comes in turn, so that each format meets each place; most of fp32, and what is plain, are kernels of other tests.
+# The default set: each format, for one query and for several, as these are kernels of their own. What else is compiled comes
+# in turn, so that each format meets each place; most of fp32, and what is plain, are kernels of other tests.
 OF_TYPES = {
     ("fp32", 64, 64): "plain- plain--softcap plain--alibi paged- beam- beam-e5m2 plain-int8.array paged-e4m3.array",
     ("bf16", 64, 64): "plain- paged-e5m2-softcap+alibi",
-    ("bf16", 576, 512): "plain-e4m3-softcap+alibi beam-int8.array-softcap+alibi",
-    ("fp16", 64, 64): "plain- plain-e5m2-softcap+alibi",
+    ("bf16", 576, 512): "beam-int8.array-softcap+alibi",
+    ("bf16", 128, 128): "paged-int8.nibbles",
+    ("fp16", 64, 64): "plain-",
     ("fp16", 256, 256): "paged-int8 beam-e4m3.array-softcap+alibi",
 }
 COMPILED = [

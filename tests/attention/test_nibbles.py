@@ -175,7 +175,12 @@ OF_FEW = [
     )
 ]
 CASES = [*(case_of(row) for row in OF_FEW), *(pytest.param(case_of(row), marks=pytest.mark.wide) for row in ROWS)]
-ON_GPU = [case_of(row, "gpu") for row in OF_FEW]
+OF_DEVICES = (  # dealing.py gives each device one
+    {"place": "paged48", "keys": (129, 40, 300), "new": 1, "window": "causal", "sinks": True},
+    {"place": "plain", "keys": (129, 40, 300), "rows": 5, "window": "causal"},
+    {"place": "plain", "keys": (129, 40, 300), "format": "e4m3.nibbles", "window": "31,5"},
+)
+ON_GPU = [case_of(OF_FEW[0] | {"new": 0, "sinks": False} | more, "gpu") for more in OF_DEVICES]
 ON_GPU += [pytest.param(case_of(row, "gpu"), marks=pytest.mark.wide) for row in ROWS]
 
 

@@ -36,8 +36,8 @@ SCALED = {
         "e4m3": {0: "fp32"},
         "e5m2": {128: "bf16"},
     },
-    "bf16": {"int4": {128: "bf16", 64: "bf16"}, "int8": {0: "bf16"}, "e4m3": {0: "bf16"}, "e5m2": {128: "fp32"}},
-    "fp16": {"int4": {32: "fp16"}, "int8": {128: "fp16"}, "e4m3": {0: "fp32"}, "e5m2": {128: "fp16"}},
+    "bf16": {"int4": {128: "bf16", 64: "bf16"}, "int8": {0: "bf16"}, "e4m3": {0: "bf16"}, "e5m2": {}},
+    "fp16": {"int4": {32: "fp16"}, "int8": {128: "fp16"}, "e4m3": {0: "fp32"}, "e5m2": {}},
 }
 
 
@@ -52,8 +52,7 @@ def default_sizes(dtype: str, format: tuple[str, int, bool]) -> list[tuple[int, 
 
 DEFAULT = [(dtype, format, size) for dtype in DTYPES for format in FORMATS for size in default_sizes(dtype, format)]
 ON_GPU = [("fp16", FORMATS[0], SIZES[0]), ("bf16", FORMATS[5], SIZES[1]), ("fp32", FORMATS[2], SIZES[3])]
-ON_GPU += [("fp16", FORMATS[6], SIZES[6]), ("bf16", FORMATS[9], SIZES[2]), ("fp16", FORMATS[12], SIZES[5])]
-ON_GPU += [("bf16", FORMATS[8], SIZES[10]), ("fp16", FORMATS[14], SIZES[1])]
+ON_GPU += [("fp16", FORMATS[12], SIZES[5])]
 
 
 def dealt(cases: list[Any], default: list[Any]) -> list[Any]:
