@@ -97,6 +97,18 @@ def test_factors_of_rows_move(kind):
     check(kind, "e4m3", "alone", True, torch.int64, scales=True)
 
 
+def test_units_of_4_bits_move_with_their_scales():
+    k, v = torch.randint(-9, 9, (6, 13, 2, 64), dtype=torch.int8), torch.randint(0, 256, (6, 13, 2, 64)).to(torch.uint8)
+    factors = [torch.rand(6, 13, 2), torch.rand(6, 13, 2, 2).half()]
+    want = [moved(x, False) for x in (k, v, *factors)]
+    given = {"cache_batch_idx": torch.tensor(SEQUENCES, dtype=torch.int32), "k_scale": factors[0]}
+    accepted, lengths = torch.tensor(ACCEPTED, dtype=torch.int32), torch.tensor(LENGTHS, dtype=torch.int32)
+    xeflash.keep_rows(k, v, accepted, lengths, **given, v_scale=factors[1])
+    assert all(torch.equal(x, y) for x, y in zip((k, v, *factors), want, strict=True))
+    with pytest.raises(TypeError, match="v_scale must be float16"):
+        xeflash.keep_rows(k, v, accepted, lengths, **given, v_scale=factors[1].float())
+
+
 @pytest.mark.gpu
 @pytest.mark.xpu
 @pytest.mark.parametrize("layout", ["latent", "pages of both"])

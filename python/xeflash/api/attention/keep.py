@@ -30,13 +30,13 @@ def keep_rows(
 
     Args:
         k_cache, v_cache: (B_cache, S, Hk, D), or (pages, page, Hk, D) with block_table, of any dtype and strides; or
-            lists of those of all layers. V may be a part of K, as in latent caches.
+            lists of those of all layers. V may be a part of K, as in latent caches, or in 4 bits.
         accepted: int32 or int64 (B, N): the nodes of each sequence to keep, and -1 behind the last one.
         cache_seqlens: the keys before the nodes, an int or int32 (B,). Row cache_seqlens[b] + n gets what row
             cache_seqlens[b] + accepted[b, n] had; for a -1 no row changes.
         block_table, cache_batch_idx: as in flash_attn_with_kvcache.
         k_scale, v_scale: fp32 factors of rows, (B_cache, S, Hk) or (pages, page, Hk), or lists of them; they move, too.
-            Both are given, or neither.
+            Both are given, or neither. v_scale is fp16 (..., Hk, D / 64) for a V in 4 bits.
 
     Nothing waits for a device. Numbers in host memory are checked, but below torch.compile; those on a device are
     trusted, unless XEFLASH_CHECK is 1.
@@ -111,7 +111,9 @@ def _layers(call: Call, name: str) -> list[Any]:
     for i, (x, k) in enumerate(zip(given, keys, strict=True)):
         word = name if keys is not call["k_cache"] else f"{name}[{i}]"
         like = shape_of(call.function, "k_cache", keys[0] if name == "k_cache" else k)[: 2 if name == "k_cache" else 3]
-        _shape(call, word, x, keys[0], "float32" if "scale" in name else "", *like, *_AXES[name])
+        of_units = name == "v_scale" and len(shape_of(call.function, call.word(word), x)) == 4  # a V in 4 bits
+        dtype = "float16" if of_units else "float32" if "scale" in name else ""
+        _shape(call, word, x, keys[0], dtype, *like, *(("units",) if of_units else _AXES[name]))
         found.append(_to_write(call, word, x))
     return found
 

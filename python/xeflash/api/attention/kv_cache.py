@@ -61,7 +61,8 @@ def flash_attn_with_kvcache(
 
     Args:
         k_cache, v_cache: (B_cache, S, Hk, D), or (pages, page, Hk, D) with block_table; used in place. Their dtype is
-            that of q, or float8_e4m3fn, float8_e5m2 or int8.
+            that of q, or float8_e4m3fn, float8_e5m2 or int8. Beside K in one of these, V may be in 4 bits: uint8
+            (..., Hk, D / 2), whose words of 16 bits hold columns n, n + 16, n + 32 and n + 48 of each 64, as q + 8.
         k, v: (B, new, Hk, D), written into the cache in place, behind the cache_seqlens keys of each sequence, before
             attention; then all of them are attended.
         rotary_cos, rotary_sin: (positions, rotary / 2), of the dtype of q; rotate the first dimensions of new keys by
@@ -88,7 +89,8 @@ def flash_attn_with_kvcache(
         k_scale, v_scale: factors of a quantised cache: a number, or fp32 of one element, per head (Hk,), per sequence
             and head (B, Hk), or per row and head, (B_cache, S, Hk) or (pages, page, Hk); arrays for both or neither.
             New keys are divided by their factors, and rounded to the nearest. Factors of rows are written instead: they
-            make the largest of each new row the type's largest.
+            make the largest of each new row the type's largest. Those of V in 4 bits are fp16 (..., Hk, D / 64), one of
+            either sign for 64 columns, and are written, too: the largest of these becomes -8.
         cu_seqlens_q, max_seqlen_q: int32 (B + 1,) starts of packed queries (tokens, H, D), and the tokens of the
             longest (without packing, a bound of Sq); the LSE of packed ones is (H, tokens). Packed queries come without
             new keys, and a cache without block_table then needs a multiple of 16 rows.

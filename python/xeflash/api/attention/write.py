@@ -18,7 +18,7 @@ def write_to_cache(
 
     Args:
         k_cache, v_cache: (pages, page, Hk, D) and (pages, page, Hk, Dv), of any strides but in D. Their dtype is that
-            of k, or float8_e4m3fn, float8_e5m2 or int8.
+            of k, or float8_e4m3fn, float8_e5m2 or int8. V may be in 4 bits, as in flash_attn_with_kvcache.
         slots: int64 or int32, for the first tokens: number of the page * page + row in the page. A token whose slot is
             negative is left out. Of tokens with the same slot any one is written.
         k_scale, v_scale: as in flash_attn_with_kvcache, for caches in 8 bits: what k and v are divided by, a number, or

@@ -64,7 +64,8 @@ def fake_of(form: Form) -> Callable[..., Any]:
 
 def _fake(form: Form, given: dict[str, Any]) -> Any:
     q, v = given["q"], given["v_cache" if "v_cache" in given else "v"]
-    out = (*q.shape[:-1], v.shape[-1])
+    columns = v.shape[-1] * (2 if v.dtype is torch.uint8 else 1)  # a cache in 4 bits
+    out = (*q.shape[:-1], columns)
     lse = {BHSD: out[:-1], BSHD: (out[0], *out[-2:0:-1]), THD: (out[1], out[0])}[form.layout]
     results = _results(q, out, lse, given.get("return_lse", False))
     if form.results == "Pair":
