@@ -44,6 +44,8 @@ CACHE_KERNELS = [
     Spec("fp32", place="plain", format="int8.array"),
     Spec("fp16", 40, place="paged", format="e5m2.array"),
     Spec("bf16", place="beams", format="int8"),
+    Spec("bf16", 128, place="paged", format="int8.nibbles"),
+    Spec("fp16", place="plain", format="e4m3.nibbles"),
     Spec("fp32", variant="softcap", place="paged"),
     Spec("bf16", 64, 40, variant="alibi", place="plain"),
     Spec("bf16", variant="snippet", place="paged"),
