@@ -66,7 +66,8 @@ class Placed(TorchArrays):
         elif name in ("block_table", "beam_index"):
             how = {"cached": True, "forward": True, "distinct": True}
         elif name in ("k_cache", "v_cache", "k_scale", "v_scale"):
-            how = {"cached": "cache" in name, "distinct": True, "written": self.writable}
+            of_units = name == "v_scale" and x.dim() == 4  # whose rows are contiguous, as those of V are
+            how = {"cached": "cache" in name or of_units, "distinct": True, "written": self.writable}
         elif name in ("kind", "level", "near", "reach", "dlse"):
             how = {"forward": True}
         elif "block" in name:

@@ -106,7 +106,9 @@ def wrong_array(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mut
     if name not in ("attn_mask", "document_ids", "tree_mask"):
         more = zeros.to(array.dtype)[None, None] if name == "alibi_slopes" else zeros.to(array.dtype)[None]
         yield Mutation(name, f"has {more.dim()} axes", lambda: again(array, more))
-    if name not in ("attn_mask", "out"):
+    v_cache = case.arguments.get("v_cache")
+    of_k_alone = name == "k_scale" and isinstance(v_cache, Array) and v_cache.dtype is torch.uint8  # V has its own
+    if name not in ("attn_mask", "out") and not of_k_alone:
         yield Mutation(name, "has no axis", lambda: again(array, torch.zeros((), dtype=array.dtype)))
     for wrong in ([1.0, 2.0], "text", object(), {"a": 1}, True):
         if name in ("k_scale", "v_scale", "cache_seqlens") and wrong is True:
