@@ -150,21 +150,6 @@ struct WeightStream<E, R> {
   }
 };
 
-// The bits that turn a nibble q into the number 16 + q of type T, exactly: q goes to bit kAt of
-// each half of a dword, over kBase, which is a pair of 16.
-template <class T>
-struct Nibbles;
-template <>
-struct Nibbles<f16> {
-  static constexpr int kAt = 6;
-  static constexpr uint32_t kMask = 0x03c003c0, kBase = 0x4c004c00;
-};
-template <>
-struct Nibbles<bf16> {
-  static constexpr int kAt = 3;
-  static constexpr uint32_t kMask = 0x00780078, kBase = 0x41804180;
-};
-
 // Packed weights q become the numbers q + kAdded<T>. In fp32 these are q - 8, which are as small as
 // the weights: a sum of larger ones, less their part in it, would lose digits.
 template <class T>
@@ -180,12 +165,7 @@ XF_INLINE simd<T, 8 * 16> left_of(const WeightBlock<E, R>& block, int o, int i) 
     const int m = i / 2;  // input 16 i = 32 m + 16 (i % 2)
     const simd<uint32_t, 64> dwords = block.template part_of<8>(o, i % 2 * 8);
     if constexpr (sizeof(T) == 2) {
-      using N = Nibbles<T>;
-      const int shift = N::kAt - 4 * m;
-      const simd<uint32_t, 64> moved =
-          shift >= 0 ? simd<uint32_t, 64>(dwords << shift) : simd<uint32_t, 64>(dwords >> -shift);
-      simd<uint32_t, 64> pairs = (moved & N::kMask) | N::kBase;
-      return pairs.template bit_cast_view<T>();
+      return nibbles_plus_16<T>(dwords, m);
     } else {
       simd<float, 128> x;
       XF_UNROLL for (int k = 0; k < 2; ++k) {

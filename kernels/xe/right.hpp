@@ -3,6 +3,7 @@
 #pragma once
 
 #include "xe/left.hpp"
+#include "xe/nibbles.hpp"
 
 namespace xeflash::xe {
 
@@ -10,14 +11,6 @@ namespace xeflash::xe {
 // are widened.
 template <class T, class E>
 using Operand = T;
-
-// V's rows are added to O itself.
-template <class Tile, class E>
-using OutputOf = Tile;
-template <class Tile>
-XF_INLINE Tile& settled(Tile& O) {
-  return O;
-}
 
 // A block of rows of a matrix, read by the messages that were made for all blocks: see BlocksOf.
 template <class Element, class Messages>
