@@ -5,6 +5,7 @@
 #include "xe/dropout.hpp"
 #include "xe/lanes.hpp"
 #include "xe/results.hpp"
+#include "xe/right_nibbles.hpp"
 #include "xe/row_choice.hpp"
 #include "xe/row_memory.hpp"
 #include "xe/row_mma.hpp"

@@ -206,16 +206,20 @@ XF_INLINE void scale_columns(AnyTile<R, C>& t, const Factors& factors, float uni
     XF_UNROLL for (int r = 0; r < R; ++r) t.row(r, c) *= f;
   }
 }
-template <class T, int R, int C, class Factors>
-XF_INLINE void scale_columns(RegisterLeft<T, R, C>& P, const Factors& factors, float unit) {
+template <class T, int R, int C>
+XF_INLINE void scale_columns_by(RegisterLeft<T, R, C>& P, const simd<float, C>& factors) {
   constexpr int kWidth = RegisterLeft<T, R, C>::kWidth;
   XF_UNROLL for (int c = 0; c < C; c += kWidth) {
-    const simd<float, kWidth> f = read_values<kWidth>(factors, c) * unit;
+    const simd<float, kWidth> f = part<kWidth>(factors, c);
     XF_UNROLL for (int r = 0; r < R; ++r) {
       auto row = P.x.template select<kWidth, 1>(P.offset(r, c));
       row = esimd::convert<T>(simd<float, kWidth>(esimd::convert<float>(simd<T, kWidth>(row)) * f));
     }
   }
+}
+template <class T, int R, int C, class Factors>
+XF_INLINE void scale_columns(RegisterLeft<T, R, C>& P, const Factors& factors, float unit) {
+  scale_columns_by(P, simd<float, C>(read_values<C>(factors, 0) * unit));
 }
 
 }  // namespace xeflash::xe

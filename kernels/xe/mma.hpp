@@ -105,13 +105,11 @@ XF_INLINE ColVec<R> row_dots(const Rows<const T>& A, const Rows<const T>& B) {
   return diagonal;
 }
 
-// O += P V
-template <class T, int R, int N, int D, class Block, int Begin>
-XF_INLINE void mma_AB(Tile<R, D>& O, RegisterLeft<T, R, N> P, const Right<T, N, D, Block, Begin>& V,
-                      AllColumns = {}) {
+// O += P V, where left(c) returns the P by which columns of V from c on are multiplied.
+template <class T, int R, int N, int D, class Block, int Begin, class LeftOf>
+XF_INLINE void add_products(Tile<R, D>& O, const Right<T, N, D, Block, Begin>& V, LeftOf left) {
   using Blocks = Right<T, N, D, Block, Begin>;
   constexpr int kChunks = Blocks::kColumns / kLanes;
-  if constexpr (kScaled<Block>) scale_columns(P, V.memory.scales, kFactorUnit<typename Blocks::E>);
   typename Blocks::Stream stream(V);
   in_steps<N / Blocks::kRows>([&](auto at_rows) __attribute__((always_inline)) {
     constexpr int j = at_rows;
@@ -119,6 +117,7 @@ XF_INLINE void mma_AB(Tile<R, D>& O, RegisterLeft<T, R, N> P, const Right<T, N, 
         [&](auto at) __attribute__((always_inline)) {
           constexpr int n = at;
           const auto block = stream.template load<j, n>();
+          const RegisterLeft<T, R, N>& P = left(n * Blocks::kColumns);
           XF_UNROLL for (int k = 0; k < Blocks::kRows / kDepth; ++k) {
             XF_UNROLL for (int b = 0; b < kChunks && n * kChunks + b < O.kChunks; ++b) {
               const auto B = part<kDepth * kLanes>(
@@ -139,6 +138,15 @@ XF_INLINE void mma_AB(Tile<R, D>& O, RegisterLeft<T, R, N> P, const Right<T, N, 
           }
         });
   });
+}
+
+// O += P V
+template <class T, int R, int N, int D, class Block, int Begin>
+XF_INLINE void mma_AB(Tile<R, D>& O, RegisterLeft<T, R, N> P, const Right<T, N, D, Block, Begin>& V,
+                      AllColumns = {}) {
+  using E = typename Right<T, N, D, Block, Begin>::E;
+  if constexpr (kScaled<Block>) scale_columns(P, V.memory.scales, kFactorUnit<E>);
+  add_products(O, V, [&](int) -> const auto& { return P; });
 }
 
 }  // namespace xeflash::xe

@@ -221,7 +221,7 @@ struct Right {
   }
 
   struct SharedStream {
-    XF_INLINE explicit SharedStream(const Right&) {}
+    XF_INLINE explicit SharedStream(const auto&) {}
     template <int j, int n>
     XF_INLINE simd<T, kRows * kColumns> load() const {
       auto dwords = shared().template load_several<kParts>(
@@ -300,11 +300,13 @@ XF_INLINE void prefetch(const Block& m) {
   const auto rows = elements(m);
   if constexpr (kReadsBlocks<std::remove_const_t<decltype(rows)>>) {
     using T = ElementOf<Block>;
-    constexpr int kColumns = 64 / sizeof(T), kRows = N < 32 ? N : 32;
-    constexpr int kAcross = round_up(D, kColumns) / kColumns, kBlocks = N / kRows * kAcross;
+    constexpr int kElements = D / kPerElement<T>;  // of a row; fewer than a line's only of nibbles
+    constexpr int kColumns = kNibbles<T> ? at_most(kElements, 64) : 64 / sizeof(T);
+    constexpr int kRows = N < 32 ? N : 32;
+    constexpr int kAcross = round_up(kElements, kColumns) / kColumns, kBlocks = N / kRows * kAcross;
     // a single block of 2-byte elements has at most 16 columns
     constexpr int kSide = sizeof(T) == 2 ? 2 : 1;
-    BlockMessage<T, kColumns / kSide, kRows, kSide> message(surface<D>(rows));
+    BlockMessage<T, kColumns / kSide, kRows, kSide> message(surface<kElements>(rows));
     share<kBlocks>([&](int block) {
       message.move_y(block / kAcross * kRows);
       message.move_x(block % kAcross * kColumns);

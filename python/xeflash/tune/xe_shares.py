@@ -62,7 +62,10 @@ def columns(desc: Desc, block_q: int) -> tuple[int, int]:
 
 def _parts_of(desc: Desc, parts: int) -> tuple[int, int]:
     by_rows = desc.algorithm == "flash_decode" and desc.access != "block2d"  # messages of any length
-    return share(desc.head_dim_v, parts, 8 if by_rows else 16), parts
+    unit = 8 if by_rows else 16
+    if desc.nibbles:  # columns with a scale; block messages begin at 64 bytes
+        unit = 64 if desc.access != "block2d" else 128
+    return share(desc.head_dim_v, parts, unit), parts
 
 
 def share(columns: int, parts: int, unit: int = 16) -> int:
