@@ -1,4 +1,5 @@
 // The vocabulary of flash_fwd: its tiles, its loop over the keys, its running softmax.
+// Word: ProbsOf  the type of P, a left operand or another, for rows of V in some elements
 #pragma once
 
 #include "attention/cache.hpp"
@@ -17,7 +18,7 @@ struct FwdTiles {
   using E = Operand<T, typename Config::CacheElement>;
   using OwnRows = TileRows<Config::packs_heads, Br>;
   using ScoreTile = Tile<Br, Bs>;
-  using ProbTile = Left<E, Br, Bs, TeamPart>;
+  using ProbTile = ProbsOf<Left<E, Br, Bs, TeamPart>, typename Config::ValueElement>;
   using OutputTile = Tile<Br, dv>;
 
   // In shared memory K comes first, then V, then Q, then the P that a team shares. The V of a team

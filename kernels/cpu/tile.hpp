@@ -86,9 +86,11 @@ struct Tile : Columns<f32x16, R, round_up(C, kIsa == Isa::kAmxBf16 ? 32 : 1)> {
   int cols = C;  // in use; an even number
 };
 
-// V's rows are added to O itself, whatever their elements.
+// V's rows are added to O itself, whatever their elements, and P is the same for all of them.
 template <class Tile, class E>
 using OutputOf = Tile;
+template <class Probs, class E>
+using ProbsOf = Probs;
 template <class Tile>
 XF_INLINE Tile& settled(Tile& O) {
   return O;

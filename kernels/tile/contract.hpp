@@ -48,6 +48,7 @@ XF_TYPE(RightT, RightT<T, N, D, Matrix>);
 XF_TYPE(Right, Right<T, N, D, Matrix>);
 XF_TYPE(Operand, Operand<T, T>);
 XF_TYPE(OutputOf, OutputOf<Output, T>);
+XF_TYPE(ProbsOf, ProbsOf<Left<T, R, N, TeamPart>, T>);
 XF_CALL(settled, Output, {settled(x)}->std::same_as<Output&>);
 
 using Query = Left<T, R, D, Placed<Matrix, 0>>;

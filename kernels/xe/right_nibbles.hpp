@@ -54,8 +54,9 @@ struct Right<T, N, D, Block, Begin> {
   }
   using SharedStream = typename Numbers::SharedStream;
 
-  // A message brings the words of one unit or two, with those of two keys in a dword.
-  static constexpr int kSide = kUnits % 2 == 0 ? 2 : 1, kReads = kUnits / kSide;
+  // A message brings the words of one unit or two, with those of two keys in a dword. Units are
+  // multiplied one after the other, so two that are loaded together have all rows.
+  static constexpr int kSide = kUnits % 2 == 0 && N == kRows ? 2 : 1, kReads = kUnits / kSide;
   using Messages =
       xe::Messages<BlockMessage<uint16_t, kUnitWords, kRows, kSide>, N / kRows * kReads, 4, 1>;
   static XF_INLINE int across(int i) { return i % kReads * kSide * kUnitWords; }
@@ -98,24 +99,68 @@ XF_INLINE simd<float, N> read_unit_scales(const M& scales, int first, int unit) 
   return x;
 }
 
-// sums += P V
-template <class T, int R, int N, int D, class Block, int Begin>
-XF_INLINE void mma_AB(NibbleSums<R, D>& sums, const RegisterLeft<T, R, N>& P,
-                      const Right<T, N, D, Block, Begin>& V, AllColumns = {}) {
-  constexpr int kUnits = NibbleSums<R, D>::kUnits;
-  const int first = Group::staged ? Group::member() * kUnits : 0;
-  RegisterLeft<T, R, N> scaled[kUnits];
-  XF_UNROLL for (int u = 0; u < kUnits; ++u) {
-    scaled[u] = P;
-    const simd<float, N> scales = read_unit_scales<N>(V.memory.scales, 0, first + u);
-    scale_columns_by(scaled[u], simd<float, N>(scales * kFactorUnit<nibbles>));
-    XF_UNROLL for (int k = 0; k < N / kDepth; ++k) {
-      XF_UNROLL for (int r = 0; r < R / 8; ++r) {
-        multiply<T>(sums.surplus.block(r, 0), ones_in_column<T>(u), scaled[u].block(r, k), false);
-      }
+// P in fp32, which is multiplied in T once it has the scales of a unit.
+template <class T, int R, int C>
+struct FloatProbs : RegisterLeft<float, R, C> {};
+// The members of a team exchange parts of P in T.
+template <class Probs, class E>
+struct ProbsFor {
+  using Type = Probs;
+};
+template <class T, int R, int C, int Width>
+  requires(Group::team == 1)
+struct ProbsFor<RegisterLeft<T, R, C, Width>, nibbles> {
+  using Type = FloatProbs<T, R, C>;
+};
+template <class Probs, class E>
+using ProbsOf = typename ProbsFor<Probs, E>::Type;
+
+// Returns P with the scale of each column.
+template <class T, int R, int N>
+XF_INLINE RegisterLeft<T, R, N> weighted(RegisterLeft<T, R, N> P, const simd<float, N>& scales) {
+  scale_columns_by(P, scales);
+  return P;
+}
+template <class T, int R, int N>
+XF_INLINE RegisterLeft<T, R, N> weighted(const FloatProbs<T, R, N>& P,
+                                         const simd<float, N>& scales) {
+  RegisterLeft<T, R, N> x;
+  XF_UNROLL for (int c = 0; c < N / kLanes; ++c) {
+    const floats f = part<kLanes>(scales, c * kLanes);
+    simd<float, R * kLanes> chunk;
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      chunk.template select<kLanes, 1>(r * kLanes) = part<kLanes>(P.x, (c * R + r) * kLanes) * f;
+    }
+    put_chunk(x, c, chunk);
+  }
+  return x;
+}
+
+// Adds P, which has the scales of unit u, to the surplus of that unit.
+template <class T, int R, int N, int D>
+XF_INLINE void add_surplus(NibbleSums<R, D>& sums, const RegisterLeft<T, R, N>& P, int u) {
+  XF_UNROLL for (int k = 0; k < N / kDepth; ++k) {
+    XF_UNROLL for (int r = 0; r < R / 8; ++r) {
+      multiply<T>(sums.surplus.block(r, 0), ones_in_column<T>(u), P.block(r, k), false);
     }
   }
-  add_products(sums.O, V, [&](int column) -> const auto& { return scaled[column / kUnitColumns]; });
+}
+
+// sums += P V, unit by unit
+template <class Probs, class T, int R, int N, int D, class Block, int Begin>
+XF_INLINE void mma_AB(NibbleSums<R, D>& sums, const Probs& P, const Right<T, N, D, Block, Begin>& V,
+                      AllColumns = {}) {
+  using Blocks = Right<T, N, D, Block, Begin>;
+  constexpr int kUnits = Blocks::kUnits, kChunks = kUnitColumns / Blocks::kColumns;
+  const int own = Group::staged ? Group::member() * kUnits : 0;
+  typename Blocks::Stream stream(V);
+  in_steps<kUnits>([&](auto at) __attribute__((always_inline)) {
+    constexpr int u = at;
+    const simd<float, N> scales = read_unit_scales<N>(V.memory.scales, 0, own + u);
+    const auto weights = weighted(P, simd<float, N>(scales * kFactorUnit<nibbles>));
+    add_surplus(sums, weights, u);
+    add_products<Blocks, u * kChunks, kChunks>(sums.O, weights, stream);
+  });
 }
 
 }  // namespace xeflash::xe

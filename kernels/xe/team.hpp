@@ -49,8 +49,8 @@ struct Joint {
   // Returns P of the whole block, from the part that each thread has. If the row maxima of the
   // parts differ, all parts are scaled to the largest; those with smaller ones are then rounded a
   // second time.
-  template <class Output, class Decay>
-  XF_INLINE decltype(auto) all(const Part& own, Output& O, ColVec<R>& m, ColSum<R>& l,
+  template <class Own, class Output, class Decay>
+  XF_INLINE decltype(auto) all(const Own& own, Output& O, ColVec<R>& m, ColSum<R>& l,
                                const Decay& decay) {
     if constexpr (Group::team == 1) {
       return (own);
