@@ -61,10 +61,10 @@ XF_INLINE auto halved(simd<Raw<T>, N> x) {
   else
     return x;
 }
-// Widens quantised elements to T in their order, dwords in and dwords out; others stay as they are.
+// Widens elements to T in their order, dwords in and dwords out.
 template <class T, class E, int N>
 XF_INLINE simd<uint32_t, N* int(sizeof(T) / sizeof(E))> widen_in_order(simd<uint32_t, N> dwords) {
-  if constexpr (kQuantised<E>) {
+  if constexpr (!std::is_same_v<T, E>) {
     const simd<uint8_t, 4 * N> bytes = dwords.template bit_cast_view<uint8_t>();
     simd<T, 4 * N> x = widen_bytes<T, E>(bytes);
     return x.template bit_cast_view<uint32_t>();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "xe/row_shared.hpp"
+#include "xe/row_shared_bytes.hpp"
 #include "xe/row_tile.hpp"
 
 namespace xeflash::xe {
@@ -19,12 +20,25 @@ template <class T, int R, int D, int N, class E>
 using MatrixRowLeft =
     std::conditional_t<(R * D * sizeof(T) <= kGrfBytes * (N > 16 ? 8 : 9) / 32 && !kQuantised<E>),
                        Left<T, R, D>, Left<T, R, D, Placed<Rows<const T>, 0>>>;
+// Q beside keys in int8, for D whose sums fit in 32 bits. Its planes stay in registers if they take
+// at most 3/16 of them.
+template <class E, int D>
+constexpr bool kByBytes = std::is_same_v<E, int8_t> && D % kByteDepth == 0 && D < 512;
+template <int R, int D>
+using RowPlanes =
+    std::conditional_t<kPlanes * R * D <= kGrfBytes * 3 / 16, PlanesLeft<R, D>, SharedPlanes<R, D>>;
+template <class T, int R, int D, int N, class E>
+using LoneRowLeft =
+    std::conditional_t<kByBytes<E, D>, RowPlanes<R, D>, MatrixRowLeft<T, R, D, N, E>>;
+template <class T, int R, int D, int N, class E>
+using StagedRowLeft =
+    std::conditional_t<kByBytes<E, D>, StagedPlanes<R, D, N>, SharedRight<T, R, D, N>>;
 template <class T, int R, int D, int N, class E>
 using RowLeft = std::conditional_t<
     !kByMatrixUnit<R>, RowMajor<R, D>,
-    std::conditional_t<Group::staged, SharedRight<T, R, D, N>,
-                       std::conditional_t<Group::team == 1, MatrixRowLeft<T, R, D, N, E>,
-                                          TeamLeft<R, N, MatrixRowLeft<T, R, D, N, E>>>>>;
+    std::conditional_t<Group::staged, StagedRowLeft<T, R, D, N, E>,
+                       std::conditional_t<Group::team == 1, LoneRowLeft<T, R, D, N, E>,
+                                          TeamLeft<R, N, LoneRowLeft<T, R, D, N, E>>>>>;
 // P, which stays in fp32 for the vector unit.
 template <class T, int R, int C, class E>
 using RowProbs = std::conditional_t<kByMatrixUnit<R>, Left<T, R, C>, RowMajor<R, C>>;

@@ -48,7 +48,7 @@ XF_INLINE void load(SharedRight<T, R, D, N>& A, const Rows<const T>& m) {
 template <class T, class E, int D, int Column = 0, int R, class F>
 XF_INLINE void each_part_of_rows(const simd<uint64_t, R>& begin, F f) {
   constexpr int kLeft = (D - Column) * sizeof(E) / 4;
-  constexpr int kFit = kGrfBytes / 4 / (4 * R) * sizeof(E) / sizeof(T);
+  constexpr int kRatio = sizeof(T) / sizeof(E), kFit = kGrfBytes / 4 / (4 * R) / kRatio;
   constexpr int kMost = at_most(kLeft, kFit);
   constexpr int kDwords = kMost >= 64   ? 64
                           : kMost >= 32 ? 32
@@ -56,26 +56,26 @@ XF_INLINE void each_part_of_rows(const simd<uint64_t, R>& begin, F f) {
                           : kMost >= 8  ? 8
                           : kMost >= 4  ? 4
                                         : 2;
-  constexpr int kColumns = kDwords * 4 / sizeof(E);
-  simd<uint32_t, kColumns / 2> rows[R];
+  simd<uint32_t, kDwords * kRatio> rows[R];
   XF_UNROLL for (int r = 0; r < R; ++r) {
     const uint64_t address = begin[r];
     rows[r] = widen_in_order<T, E>(load_whole<kDwords>(address));
   }
   f(rows, Column);
-  if constexpr (Column + kColumns < D) {
-    each_part_of_rows<T, E, D, Column + kColumns>(begin + kDwords * 4, f);
+  constexpr int kNext = Column + kDwords * 4 / sizeof(E);
+  if constexpr (kNext < D) {
+    each_part_of_rows<T, E, D, kNext>(begin + kDwords * 4, f);
   }
 }
 
 // S = the sum of what all threads of the team have stored, transposed: that is [key][row] in blocks
 // of 8 x 8.
-template <class T, int R, int N, int D>
-XF_INLINE void add_up(Tile<R, N>& S, SharedRight<T, R, D, N>& A) {
-  A.scores.add_up([&](uint32_t begin, bool is_first) {
+template <int R, int N, int Begin>
+XF_INLINE void add_up(Tile<R, N>& S, TeamScores<R, N, Begin>& all) {
+  all.add_up([&](uint32_t begin, bool is_first) {
     XF_UNROLL for (int key = 0; key < N; key += 8) {
       XF_UNROLL for (int r = 0; r < R; r += 4) {
-        const uint32_t first = begin + ((key / 8 * A.kTiles + r / 8) * 64 + r % 8) * 4;
+        const uint32_t first = begin + ((key / 8 * (R / 8) + r / 8) * 64 + r % 8) * 4;
         const simd<float, 4 * kLanes> scores =
             esimd::slm_gather<float, 4 * kLanes, 4>(Offsets<kLanes>(lane_index() * 32) + first);
         auto sum = S.x.template select<4 * kLanes, 1>((key / kLanes * R + r) * kLanes);
@@ -117,7 +117,7 @@ XF_INLINE void dot_rows(Tile<R, N>& S, SharedRight<T, R, D, N>& A, const Block& 
       own.store(key / 8 * kTiles + r, s[r].template bit_cast_view<uint32_t>());
     }
   }
-  add_up(S, A);
+  add_up(S, A.scores);
   if constexpr (kScaled<Block>) scale_columns(S, K.scales);
 }
 

@@ -32,9 +32,8 @@ struct TeamScores {
 // A thread's columns of Q, and the place for the scores of its team.
 template <int R, int N, class Own>
 struct TeamLeft {
-  static_assert(Own::kSharedBytes == 0);
-  using Scores = TeamScores<R, N, 0>;
-  static constexpr int kSharedBytes = Scores::kSharedBytes;
+  using Scores = TeamScores<R, N, Own::kSharedBytes>;
+  static constexpr int kSharedBytes = Own::kSharedBytes + Scores::kSharedBytes;
   Own own;
   Scores scores;
 };

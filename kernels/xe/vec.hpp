@@ -121,15 +121,15 @@ XF_INLINE floats tanh(floats x) {
 }
 
 // Reduces each of R rows of `Lanes` lanes to one value, halving the lanes in each step.
-template <int R, int Lanes, class Op>
-XF_INLINE simd<float, R> fold_rows(simd<float, R * Lanes> x, Op op) {
+template <int R, int Lanes, class V, class Op>
+XF_INLINE simd<V, R> fold_rows(simd<V, R * Lanes> x, Op op) {
   if constexpr (Lanes == 1) {
     return x;
   } else {
     constexpr int kHalf = Lanes / 2;
-    const simd<float, R * kHalf> low = x.template replicate_vs_w_hs<R, Lanes, kHalf, 1>(0);
-    const simd<float, R * kHalf> high = x.template replicate_vs_w_hs<R, Lanes, kHalf, 1>(kHalf);
-    return fold_rows<R, kHalf>(simd<float, R * kHalf>(op(low, high)), op);
+    const simd<V, R * kHalf> low = x.template replicate_vs_w_hs<R, Lanes, kHalf, 1>(0);
+    const simd<V, R * kHalf> high = x.template replicate_vs_w_hs<R, Lanes, kHalf, 1>(kHalf);
+    return fold_rows<R, kHalf>(simd<V, R * kHalf>(op(low, high)), op);
   }
 }
 
