@@ -1,7 +1,7 @@
 // The types of tiles for few rows.
 #pragma once
 
-#include "xe/row_shared.hpp"
+#include "xe/row_nibbles.hpp"
 #include "xe/row_shared_bytes.hpp"
 #include "xe/row_tile.hpp"
 
@@ -39,9 +39,11 @@ using RowLeft = std::conditional_t<
     std::conditional_t<Group::staged, StagedRowLeft<T, R, D, N, E>,
                        std::conditional_t<Group::team == 1, LoneRowLeft<T, R, D, N, E>,
                                           TeamLeft<R, N, LoneRowLeft<T, R, D, N, E>>>>>;
-// P, which stays in fp32 for the vector unit.
+// P, which stays in fp32 for the vector unit, and for V in 4 bits.
 template <class T, int R, int C, class E>
-using RowProbs = std::conditional_t<kByMatrixUnit<R>, Left<T, R, C>, RowMajor<R, C>>;
+using MatrixRowProbs = std::conditional_t<kNibbles<E>, FloatProbs<T, R, C>, Left<T, R, C>>;
+template <class T, int R, int C, class E>
+using RowProbs = std::conditional_t<kByMatrixUnit<R>, MatrixRowProbs<T, R, C, E>, RowMajor<R, C>>;
 
 // The blocks in which the rows of O go from thread to thread.
 template <int R, int D>

@@ -22,11 +22,11 @@ XF_INLINE void prefetch_rows(const Block& m) {
   if constexpr (kReadsBlocks<std::remove_const_t<decltype(rows)>>) {
     using T = ElementOf<Block>;
     constexpr int kSide = sizeof(T) == 2 ? 2 : 1, kColumns = 64 / sizeof(T);
-    constexpr int kRows = N < 32 ? N : 32;
-    BlockMessage<T, kColumns / kSide, kRows, kSide> message(surface<D>(rows));
+    constexpr int kRows = N < 32 ? N : 32, kElements = D / kPerElement<T>;
+    BlockMessage<T, kColumns / kSide, kRows, kSide> message(surface<kElements>(rows));
     XF_UNROLL for (int row = 0; row < N; row += kRows) {
       message.move_y(row);
-      XF_UNROLL for (int c = 0; c < D; c += kColumns) {
+      XF_UNROLL for (int c = 0; c < kElements; c += kColumns) {
         message.move_x(c);
         message.prefetch();
       }
@@ -121,6 +121,7 @@ XF_INLINE void accumulate(RowMajor<R, D>& O, const RowMajor<R, N>& P, int key, V
 
 // O += P V for the rows of V up to V.count.
 template <int R, int N, int D, class Block>
+  requires(!kNibbles<ElementOf<Block>>)
 XF_INLINE void accumulate_rows(RowMajor<R, D>& O, RowMajor<R, N> P, const Block& V) {
   const auto values = elements(V);
   using T = ElementOf<Block>;

@@ -114,6 +114,7 @@ FEATURES: dict[str, Callable[[Desc], bool]] = {
     "placed": lambda desc: desc.bias is not None or desc.score_mod is not None or "Alibi" in desc.hooks,  # by its place
     "heavy": is_heavy,
     "quantised": lambda desc: desc.cache_dtype is not None,
+    "nibbles": lambda desc: desc.nibbles,
     "hides": lambda desc: desc.mask != "Window",
     "conditional": lambda desc: desc.mask_mod is not None,
     "packed": lambda desc: desc.packed_heads,

@@ -50,6 +50,7 @@ FLASH_FWD: list[Row] = [
 FLASH_DECODE: list[Row] = [
     ("dg2", "*", "elements", "*", 255, 128, [(2, 16), (1, 16)]),
     ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, [(4, 16), (2, 16), (1, 16)]),
+    ("dg2", "*", "dwords", "nibbles", 255, MAX_HEAD_DIM, [(8, 16), (4, 16), (2, 16), (1, 16)]),
     ("dg2", "*", "*", "*", 1, MAX_HEAD_DIM, [(1, 16)]),  # far below what memory allows, and more precise
     ("dg2", "*", "dwords", "bare", 8, 64, [(8, 32), (8, 16), (4, 16)]),
     ("dg2", "*", "dwords", "bare", 255, MAX_HEAD_DIM, [(16, 16), (8, 16), (4, 16), (2, 16), (1, 16)]),
@@ -57,6 +58,8 @@ FLASH_DECODE: list[Row] = [
     ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, [(4, 16), (2, 16), (1, 16)]),  # what cannot be shared out evenly
     ("*", "float32", "*", "*", 255, 128, [(7, 32), (4, 16)]),  # the vector unit's in any case
     ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, [(4, 16), (2, 16)]),
+    ("*", "*", "block2d", "nibbles", 255, 128, [(8, 32), (8, 16)]),
+    ("*", "*", "block2d", "nibbles", 255, MAX_HEAD_DIM, [(8, 16)]),
     ("*", "*", "block2d", "*", 1, 128, [(1, 32), (1, 16)]),  # far below what memory allows, and more precise
     ("*", "*", "block2d", "*", 1, 256, [(1, 16), (1, 32)]),
     ("*", "*", "block2d", "quantised", 255, 64, [(16, 16), (8, 32)]),

@@ -62,10 +62,14 @@ def columns(desc: Desc, block_q: int) -> tuple[int, int]:
 
 def _parts_of(desc: Desc, parts: int) -> tuple[int, int]:
     by_rows = desc.algorithm == "flash_decode" and desc.access != "block2d"  # messages of any length
-    unit = 8 if by_rows else 16
-    if desc.nibbles:  # columns with a scale; block messages begin at 64 bytes
-        unit = 64 if desc.access != "block2d" else 128
-    return share(desc.head_dim_v, parts, unit), parts
+    return share(desc.head_dim_v, parts, value_unit(desc, 8 if by_rows else 16)), parts
+
+
+def value_unit(desc: Desc, unit: int) -> int:
+    """Returns what a thread's columns of V are a multiple of: columns with a scale, and a cache line, if in 4 bits."""
+    if not desc.nibbles:
+        return unit
+    return 64 if desc.algorithm == "flash_decode" or desc.access != "block2d" else 128
 
 
 def share(columns: int, parts: int, unit: int = 16) -> int:
@@ -86,7 +90,7 @@ def sharers(desc: Desc, block_q: int) -> int:
         unit, least_k, most_k = 8, 8, most_columns(desc)
         most_v = min(most_k, MAX_COLUMNS[desc.arch] * 8 // block_q // (2 if desc.cache_dtype else 1))
     for count in range(1, 9):
-        even = desc.head_dim % (unit * count) == desc.head_dim_v % (unit * count) == 0
+        even = desc.head_dim % (unit * count) == desc.head_dim_v % (value_unit(desc, unit) * count) == 0
         if count > 1 and not (even and desc.head_dim >= least_k * count):
             continue
         if desc.head_dim <= most_k * count and desc.head_dim_v <= most_v * count:
