@@ -24,6 +24,7 @@ ROWS = {"flash_fwd": (16, 32, 64, 128), "flash_decode": (1, 2, 4, 7, 8, 15, 16)}
 ROWS |= dict.fromkeys(xe.BACKWARD, (128,))  # on GPUs
 # Tiles are multiples of these.
 UNITS = {"flash_fwd": (8, 16), "flash_decode": (1, 16)} | dict.fromkeys(xe.BACKWARD, (8, 16))
+FOUR_BITS: dict[str, Any] = {"cache_dtype": "int8", "cache_scales": True, "nibbles": True}
 
 
 def problems(arch: str, algorithm: str, dtypes: tuple[str, ...], dims: tuple[int, ...]) -> Iterator[Desc]:
@@ -32,9 +33,11 @@ def problems(arch: str, algorithm: str, dtypes: tuple[str, ...], dims: tuple[int
     changes: tuple[dict[str, Any], ...] = ({"cache_dtype": "int8"}, {"hooks": ("SoftCap",)}, {})
     changes = changes[1:] if algorithm in xe.BACKWARD else changes
     changes = ({"mask": "Documents"}, *changes, *[{"packed_heads": True}] * (algorithm == "flash_fwd"))
+    changes += (FOUR_BITS,) * (algorithm == "flash_decode")
     changes = ({},) if is_cpu(arch) else changes
     for dim, rows, dtype, access, change in itertools.product(sorted(dims), ROWS[algorithm], dtypes, accesses, changes):
-        yield Desc(algorithm, arch, DTYPE_NAMES[dtype], dim, dim, rows, access=access, **change)
+        if change is not FOUR_BITS or (dtype != "fp32" and dim % 64 == 0):
+            yield Desc(algorithm, arch, DTYPE_NAMES[dtype], dim, dim, rows, access=access, **change)
 
 
 def tune_of(arch: str) -> ModuleType:
