@@ -10,11 +10,14 @@ import torch
 import transformers
 from cover import few, few_rows
 from tiny_models import DECODERS, SHAPE, WAYS, WINDOW, LargestResult, decoder, given_cache, prompts, random_weights
+from tolerance import check_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
 from xeflash.integrations.transformers import NAME, XeCache, attention_function, register
 from xeflash.integrations.xe_cache import columns
+from xeflash.selftest.attention.nibbles import unpacked
+from xeflash.selftest.reference import Features
 
 register()
 
@@ -28,8 +31,8 @@ def little_room(monkeypatch):
     monkeypatch.setattr(columns, "SPARE", 1)
 
 
-def new_states(rows, tokens):
-    return torch.randn(rows, HEADS, tokens, DIM), torch.randn(rows, HEADS, tokens, DIM)
+def new_states(rows, tokens, dim=DIM):
+    return torch.randn(rows, HEADS, tokens, dim), torch.randn(rows, HEADS, tokens, dim)
 
 
 def same_states(caches, rows, tokens):
@@ -285,6 +288,12 @@ def test_bytes_copied_in_a_step_of_beam_search(monkeypatch):
 
 
 EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+STEPS = {
+    torch.int8: 1 / 254,
+    "k8v4": 1 / 254,
+    torch.float8_e4m3fn: 1 / 28,
+    torch.float8_e5m2: 1 / 14,
+}  # half the widest
 
 
 @pytest.mark.parametrize(("dtype", "beams"), few_rows(product(EIGHT_BITS, (1, 4)), (torch.int8, 1)))
@@ -294,11 +303,84 @@ def test_eight_bits(dtype, beams):
     ours = generated(model, NAME, cache, beams=beams)
     assert torch.equal(ours, generated(model, "sdpa", XeCache(model.config, dtype=dtype), beams=beams))
     assert all(array.dtype in (dtype, torch.float32) for layer in cache.layers for array in layer._arrays)
-    key, value = new_states(2, 5)
-    kept, _ = XeCache(model.config, dtype=dtype).update(key, value, 0)
-    largest = key.abs().amax(-1, keepdim=True)
-    steps = {torch.int8: 1 / 254, torch.float8_e4m3fn: 1 / 28, torch.float8_e5m2: 1 / 14}  # halves of the widest
-    assert ((kept - key).abs() <= largest * steps[dtype] * 1.001).all()
+    states = new_states(2, 5)
+    for kept, new in zip(XeCache(model.config, dtype=dtype).update(*states, 0), states, strict=True):
+        less = new.mean((0, 2), keepdim=True) * (new is states[0])
+        largest = (new - less).abs().amax(-1, keepdim=True)
+        assert ((kept - new).abs() <= largest * STEPS[dtype] * 1.001).all()
+
+
+FEWER_BITS = (*EIGHT_BITS, "k8v4")
+DIMS = {**dict.fromkeys(EIGHT_BITS, DIM), "k8v4": 128}  # as in other tests, which share its kernels
+FORMS = {
+    "plain": ({}, {}),
+    "sinks": ({"s_aux": torch.tensor([0.5, -1.0, 2.0, 1.0])}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 1.0])}),
+    "softcap": ({"softcap": 3.0}, {"softcap": 3.0}),
+}
+
+
+def held(layer):
+    """The keys and values of a layer without a window, in float64."""
+    k, v, *scales = (array[:, :, : layer.used] for array in layer._arrays)
+    k = k.double() * scales[0][..., None] + (0.0 if layer._mean is None else layer._mean.double())
+    if v.dtype == torch.uint8:
+        return k, torch.from_numpy(unpacked(v.numpy(), scales[1].numpy()))
+    return k, v.double() * scales[1][..., None]
+
+
+@pytest.mark.parametrize("written_by_others", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "form"), few_rows(product(FEWER_BITS, FORMS), *product(("k8v4",), ("plain", "sinks")))
+)
+def test_attention_is_that_of_what_is_kept(dtype, form, written_by_others):
+    """Where keys have much in common, but with sinks and softcap, which have to see the scores themselves."""
+    given, features = FORMS[form]
+    cache, module = XeCache(DECODERS["llama"], dtype=dtype), torch.nn.Module()
+    common = 50 * torch.randn(1, HEADS, 1, DIMS[dtype])
+    for tokens in (17, 1, 1):
+        key, value = new_states(2, tokens, DIMS[dtype])
+        key = (key + common).bfloat16()
+        states = cache.update(key, value.bfloat16(), 0)
+        if written_by_others and tokens > 1:
+            states[0].tensor()
+        query = 0.1 * torch.randn(2, 4, tokens, DIMS[dtype], dtype=torch.bfloat16)
+        out = attention_function(module, query, *states, None, **given)[0].transpose(1, 2)
+        layer = cache.layers[0]
+        assert (layer._mean is None) == (form != "plain" and not written_by_others)
+        exact = held(layer)
+        if layer._mean is not None and form != "plain":  # attention is given tensors
+            exact = tuple(x.bfloat16() for x in exact)
+        check_attention(f"{tokens} tokens", query, *exact, Features(window=(-1, 0)).with_(**features), out)
+        if layer._mean is not None:
+            assert (held(layer)[0][:, :, -tokens:] - key).abs().max() < 6 * STEPS[dtype]
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("name", "beams"), [("llama", 1), ("mistral", 1), ("gemma2", 1), ("gemma2", 4)])
+def test_values_in_four_bits(name, beams):
+    model = decoder(name, dtype=torch.float16)
+    cache = XeCache(model.config, dtype="k8v4")
+    ours = generated(model, NAME, cache, beams=beams)
+    assert torch.equal(ours, generated(model, "eager", XeCache(model.config, dtype="k8v4"), beams=beams))
+    of_a_key = [[array[0, 0, 0].nbytes for array in layer._arrays] for layer in cache.layers]
+    assert of_a_key == [[DIM, DIM // 2, 4, DIM // 32]] * 2
+
+
+@pytest.mark.parametrize("dtype", few(FEWER_BITS, "k8v4"))
+def test_rows_and_columns_of_quantised_states(dtype, monkeypatch):
+    """They are moved, not quantised again."""
+    monkeypatch.setattr(columns, "SPARE", 64)
+    cache = XeCache(DECODERS["llama"], dtype=dtype)
+    model = torch.bfloat16 if dtype == "k8v4" else torch.float32
+    first, second = (tuple(x.to(model) for x in new_states(3, tokens, DIMS[dtype])) for tokens in (5, 2))
+    kept = [x.clone() for x in cache.update(*first, 0)]
+    cache.reorder_cache(torch.tensor([2, 0, 0]))
+    cache.update(*second, 0)[0].clone()
+    cache.crop(-2)
+    cache.batch_repeat_interleave(2)
+    cache.batch_select_indices(torch.tensor([0, 3, 5]))
+    for states, want in zip((cache.layers[0].keys, cache.layers[0].values), kept, strict=True):
+        assert torch.equal(states, want[[2, 0, 0]])
 
 
 def test_autocast():
@@ -420,8 +502,14 @@ def test_max_length():
 def test_errors():
     with pytest.raises(ValueError, match="XeCache: max_cache_len must be positive, got 0"):
         XeCache(CONFIG, max_cache_len=0)
-    with pytest.raises(ValueError, match="XeCache: dtype must be None, .* got torch.float16"):
-        XeCache(CONFIG, dtype=torch.float16)
+    for dtype in (torch.float16, "int8"):
+        with pytest.raises(ValueError, match=f"XeCache: dtype must be None, .* or 'k8v4', got {dtype!r}"):
+            XeCache(CONFIG, dtype=dtype)
+    with pytest.raises(NotImplementedError, match="dtype must be None or of 8 bits with a model in float32"):
+        XeCache(CONFIG, dtype="k8v4").update(*new_states(2, 5), 0)
+    narrow = (torch.zeros(2, HEADS, 5, 96, dtype=torch.bfloat16) for _ in range(2))
+    with pytest.raises(NotImplementedError, match="a multiple of 32 columns and values of one of 64, got 96 and 96"):
+        XeCache(CONFIG, dtype="k8v4").update(*narrow, 0)
     with pytest.raises(
         NotImplementedError, match="must be one of full_attention, .*, got compressed_sparse_attention. Use Dynamic"
     ):

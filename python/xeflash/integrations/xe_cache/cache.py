@@ -9,6 +9,7 @@ import torch
 from transformers import cache_utils
 from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin, get_layer_types_and_kwargs
 
+from xeflash.integrations.xe_cache import nibbles
 from xeflash.integrations.xe_cache.columns import Columns
 from xeflash.integrations.xe_cache.layer import HybridLayer, Layer
 
@@ -24,22 +25,27 @@ class XeCache(Cache):  # type: ignore[misc]
 
     Before Transformers 5.24 the argument is ``past_key_values``.
 
-    With the attention of ``register()`` its keys stay where they are. To any other attention it hands out the same
-    tensors as DynamicCache, which after a step of beam search, or in 8 bits, means a copy. Layers of linear attention,
-    of convolutions and of sparse attention (DeepSeek V3.2) keep what they need as in DynamicCache. A model with an
-    encoder and a decoder takes it as ``EncoderDecoderCache(XeCache(config), DynamicCache(config=config))``.
+    With the attention of ``register()`` its keys stay where they are, but in beam search with values in 4 bits. To any
+    other attention it hands out the same tensors as DynamicCache, which after a step of beam search, or in fewer bits,
+    means a copy. Layers of linear attention, of convolutions and of sparse attention (DeepSeek V3.2) keep what they
+    need as in DynamicCache. A model with an encoder and a decoder takes it as
+    ``EncoderDecoderCache(XeCache(config), DynamicCache(config=config))``.
 
     Args:
         config: the model's.
         max_cache_len: keys that there is room for, from the start, in layers without a window; default as many as come.
-        dtype: float8_e4m3fn, float8_e5m2 or int8, with a scale per key and head; default that of the keys.
+        dtype: float8_e4m3fn, float8_e5m2 or int8, with a scale per key and head; or "k8v4": keys in int8, values in 4
+            bits with a scale for 64 columns; default that of the keys.
     """
 
-    def __init__(self, config: Any, max_cache_len: int | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, config: Any, max_cache_len: int | None = None, dtype: torch.dtype | str | None = None) -> None:
         if max_cache_len is not None and max_cache_len <= 0:
             raise ValueError(f"XeCache: max_cache_len must be positive, got {max_cache_len}")
-        if dtype not in (None, *_EIGHT_BITS):
-            raise ValueError(f"XeCache: dtype must be None, float8_e4m3fn, float8_e5m2 or int8, got {dtype}")
+        if dtype not in (None, *_EIGHT_BITS, nibbles.NAME):
+            raise ValueError(
+                f"XeCache: dtype must be None, float8_e4m3fn, float8_e5m2, int8 or {nibbles.NAME!r}, got {dtype!r}"
+            )
+        self._copies_beams = dtype == nibbles.NAME  # no kernel reads values in 4 bits by a table
         self._columns: dict[int | None, Columns] = {}  # columns by the window of their layers
         layers: list[Any] = []
         for kind, options in zip(*get_layer_types_and_kwargs(config.get_text_config(decoder=True)), strict=True):
@@ -88,7 +94,7 @@ class XeCache(Cache):  # type: ignore[misc]
                 )
             for layer in layers:
                 layer.write()
-            if layers and layers[0].batch_size == len(beam_idx):
+            if layers and layers[0].batch_size == len(beam_idx) and not self._copies_beams:
                 for device in {layer.device for layer in layers}:
                     columns.permute(beam_idx.to(device), layers[0].used)
             else:

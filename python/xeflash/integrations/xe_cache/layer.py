@@ -9,23 +9,31 @@ from torch.utils._pytree import tree_map
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
 
 from xeflash import flash_attn_with_kvcache
+from xeflash.integrations.xe_cache import nibbles
 from xeflash.integrations.xe_cache.columns import Columns
 
 
 class Layer(CacheLayerMixin):  # type: ignore[misc]
-    """The keys and values of a layer, (rows, heads, columns, D), and in 8 bits their scales (rows, heads, columns)."""
+    """The keys and values of a layer, (rows, heads, columns, D), and of fewer bits their scales (rows, heads, columns).
+
+    Keys of fewer bits lie there less the mean of the first ones, which takes what they have in common out of the
+    scales. Attention is the same without it, as all scores of a query are less by the same number.
+    """
 
     is_compileable = False
     is_croppable = True
 
-    def __init__(self, columns: Columns, dtype: torch.dtype | None) -> None:
-        self.columns, self._kept_dtype = columns, dtype
+    def __init__(self, columns: Columns, dtype: torch.dtype | str | None) -> None:
+        self.columns = columns
+        self._in_nibbles = dtype == nibbles.NAME
+        self._kept_dtype = torch.int8 if isinstance(dtype, str) else dtype
         self.is_sliding = columns.window is not None
         self.is_initialized = False
         self.used = 0  # columns with keys, and those of the new ones
         self.left_behind = 0  # keys before those
         self.version = 0
         self._new: tuple[torch.Tensor, ...] = ()  # keys and values that are not written yet, the last of those used
+        self._mean: torch.Tensor | None = None  # (1, heads, 1, D), that keys are less by
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Takes types, sizes and device from the first states; the number of columns is the cache's."""
@@ -34,15 +42,20 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
             self.dtype = torch.get_autocast_dtype(self.device.type)
         self.batch_size, self._heads = key_states.shape[:2]
         self._dims = (key_states.shape[3], value_states.shape[3])
+        if self._in_nibbles:
+            nibbles.check(self.dtype, *self._dims)
         self._allocate()
         self.is_initialized = True
 
     def _allocate(self) -> None:
         shape = (self.batch_size, self._heads, self.columns.count)
-        dtype = self._kept_dtype or self.dtype
-        self._arrays = [torch.empty((*shape, dim), dtype=dtype, device=self.device) for dim in self._dims]
+        kept = self._kept_dtype or self.dtype
+        arrays: list[tuple[tuple[int, ...], torch.dtype]] = [((dim,), kept) for dim in self._dims]
         if self._kept_dtype:
-            self._arrays += [torch.empty(shape, dtype=torch.float32, device=self.device) for _ in self._dims]
+            arrays += [((), torch.float32)] * 2
+        if self._in_nibbles:
+            arrays[1::2] = nibbles.arrays_of(self._dims[1])
+        self._arrays = [torch.empty((*shape, *row), dtype=dtype, device=self.device) for row, dtype in arrays]
         names = ("k_cache", "v_cache", "k_scale", "v_scale")
         self._cached = {name: array.transpose(1, 2) for name, array in zip(names, self._arrays, strict=False)}
 
@@ -89,9 +102,15 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         """Returns the last keys (part 0) or values (1) as a tensor (rows, heads, keys, D)."""
         self.write()
         states = self._last(self._arrays[part], keys)
-        if self._kept_dtype:
-            states = (states.float() * self._last(self._arrays[2 + part], keys)[..., None]).to(self.dtype)
-        return states
+        if self._kept_dtype is None:
+            return states
+        scales = self._last(self._arrays[2 + part], keys)
+        if self._in_nibbles and part == 1:
+            return nibbles.unpacked(states, scales).to(self.dtype)
+        states = states.float() * scales[..., None]
+        if self._mean is not None and part == 0:
+            states += self._mean
+        return states.to(self.dtype)
 
     @property
     def keys(self) -> torch.Tensor | None:
@@ -113,8 +132,12 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         length = self.used
         k = v = None
         if self._new:
-            k, v = self._new[0].transpose(1, 2), self._new[1].transpose(1, 2)
-            length -= k.shape[1]
+            keys, values = self._new
+            length -= keys.shape[2]
+            if self._kept_dtype and not self.left_behind + length and not _needs_scores(**options):
+                self._mean = keys.mean((0, 2), keepdim=True)
+            k = (keys if self._mean is None else keys - self._mean).transpose(1, 2)
+            v = values.transpose(1, 2)
         out: torch.Tensor = flash_attn_with_kvcache(
             query.transpose(1, 2), k=k, v=v, cache_seqlens=length, beam_index=self.columns.tables.get(self.device),
             **self._cached, **options,
@@ -127,6 +150,8 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
     ) -> torch.Tensor | None:
         """Attends to the last `visible` keys in place; returns None if that needs more than padding on the left."""
         if self.columns.window is not None and not 0 <= window[0] < self.columns.window:
+            return None
+        if self._mean is not None and _needs_scores(**options):
             return None
         starts = None
         if padding is not None:
@@ -174,14 +199,19 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         """Forgets all keys, and how many rows there are."""
         self.is_initialized = False
         self.used = self.left_behind = 0
-        self._arrays, self._cached, self._new = [], {}, ()
+        self._arrays, self._cached, self._new, self._mean = [], {}, (), None
         self.version += 1
+
+
+def _needs_scores(softcap: float = 0.0, s_aux: torch.Tensor | None = None, **_: Any) -> bool:
+    """Returns whether attention compares scores with numbers that do not depend on the query, or bends them."""
+    return bool(softcap) or s_aux is not None
 
 
 class HybridLayer(Layer, LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
     """A layer of keys and values beside states of linear attention, which are kept as Transformers keeps them."""
 
-    def __init__(self, columns: Columns, dtype: torch.dtype | None, number_of_states: int) -> None:
+    def __init__(self, columns: Columns, dtype: torch.dtype | str | None, number_of_states: int) -> None:
         LinearAttentionLayer.__init__(self, number_of_states)
         Layer.__init__(self, columns, dtype)
 
