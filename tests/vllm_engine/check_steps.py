@@ -1,6 +1,7 @@
 """A step's metadata and attention by vLLM's own classes, without an engine: on the CPU, and on xpu where torch has it."""
 
 import types
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from tolerance import check_attention
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from xeflash.integrations.vllm_backend import XeflashBackend
+from xeflash.selftest.attention.nibbles import unpacked
 from xeflash.selftest.reference import Features
 
 PAGES, PAGE, HEADS, HEADS_K, DIM = 12, 16, 6, 2, 64
@@ -135,6 +137,54 @@ def test_cache_in_eight_bits(name, dtype, device):
         for kv in s.keys
     ]
     s.check(output, CAUSAL)
+
+
+K8V4 = "turboquant_k8v4"
+PARTS = [DIM, DIM // 2, 4, DIM // 32]  # bytes of a key, of a value, of their scales
+
+
+def bytes_of_a_token():
+    spec = FullAttentionSpec(block_size=PAGE, num_kv_heads=HEADS_K, head_size=DIM, dtype=torch.uint8)
+    assert XeflashBackend.customize_spec(spec).state_content_bytes is None
+    packed = replace(spec, kv_quant_mode=type(spec.kv_quant_mode)[K8V4.upper()])
+    return XeflashBackend.customize_spec(packed).state_content_bytes
+
+
+@pytest.mark.skipif(not hasattr(XeflashBackend.__base__, "customize_spec"), reason="vLLM has no room for scales")
+@pytest.mark.parametrize("layout", ["heads beside each other", "tokens beside each other"])
+def test_cache_of_values_in_four_bits(layout, device):
+    s, size = Sequences(*MIXED, device), bytes_of_a_token()
+    assert sum(PARTS) <= size < sum(PARTS) + 16
+    shape = (PAGES, PAGE, HEADS_K, size) if layout[0] == "h" else (PAGES, HEADS_K, PAGE, size)
+    cache = torch.full(shape, 255, dtype=torch.uint8, device=device)  # scales are NaN
+    s.cache = cache.transpose(1, 2) if layout[0] == "h" else cache
+    impl = XeflashBackend.get_impl_cls()(HEADS, DIM, 0.125, HEADS_K, kv_cache_dtype=K8V4)
+    places = [torch.tensor([int(row[i // PAGE]) * PAGE + i % PAGE for i in range(n)]) for row, n in
+              zip(s.table, s.lengths, strict=True)]  # fmt: skip
+    for (k, v), slots, more in zip(s.keys, places, s.common.query_start_loc.diff(), strict=True):
+        old = len(slots) - int(more)
+        impl.do_kv_cache_update(None, k[:old].to(device), v[:old].to(device), s.cache, slots[:old].to(device))
+    output = step(s, kv_cache_dtype=K8V4)
+    tokens = s.cache.cpu().transpose(1, 2).flatten(0, 1)[..., : sum(PARTS)]
+    k, v, k_scale, v_scale = (part.contiguous() for part in tokens.split(PARTS, -1))
+    k, v_scale = k.view(torch.int8).double() * k_scale.view(torch.float32), v_scale.view(torch.float16)
+    v, kept = torch.from_numpy(unpacked(v.numpy(), v_scale.numpy())), []
+    for (exact_k, exact_v), slots in zip(s.keys, places, strict=True):
+        kept.append([k[slots], v[slots]])
+        assert ((k[slots] - exact_k).abs() <= exact_k.abs().amax(-1, keepdim=True) / 253).all()
+        assert ((v[slots] - exact_v).abs() <= 1.01 * v_scale[slots].abs()).all()
+    s.keys = kept
+    s.check(output, CAUSAL)
+    assert (tokens == 255).all(-1).all(-1).sum() == PAGES * PAGE - sum(s.lengths)
+
+
+def test_layers_that_cannot_have_values_in_four_bits():
+    layer = {"block_size": 16, "use_mla": False, "has_sink": False, "use_sparse": False, "use_mm_prefix": False,
+             "device_capability": None}  # fmt: skip
+    for head_size, dtype in ((96, torch.bfloat16), (64, torch.float32)):
+        assert "multiple of 64" in XeflashBackend.supports_combination(head_size, dtype, K8V4, **layer)
+        assert XeflashBackend.supports_combination(head_size, dtype, "fp8", **layer) is None
+    assert XeflashBackend.supports_combination(64, torch.bfloat16, K8V4, **layer) is None
 
 
 def test_slots_that_are_written_are_those_of_the_mapping(device):

@@ -30,6 +30,7 @@ CHANGES = {
     "gemma2": {"max_position_embeddings": 512},  # softcap; a window in every other layer
     "gpt_oss": {"num_experts_per_tok": 2, "rope_parameters": YARN},  # sinks, and a window
     "mqa": {"num_key_value_heads": 1},
+    "deep": {"num_hidden_layers": 6},
 }
 MODELS = ("llama", "mistral", "gemma2", "gpt_oss", "bloom", "mqa")
 NEW = 12  # tokens that are generated
@@ -64,7 +65,7 @@ def model(name: str) -> torch.nn.Module:
         config = DeepseekV3Config(**LATENT, q_lora_rank=96, rope_parameters=LATENT_YARN) if name[-1] == "3" else first
         return tiny_models.random_weights(AutoModelForCausalLM.from_config(config))
     if name != "bloom":
-        return tiny_models.decoder("llama" if name == "mqa" else name, head_dim=DIM, **CHANGES[name])
+        return tiny_models.decoder("llama" if name in ("mqa", "deep") else name, head_dim=DIM, **CHANGES[name])
     torch.manual_seed(0)
     config = BloomConfig(
         vocab_size=tiny_models.VOCABULARY, hidden_size=4 * DIM, n_layer=2, n_head=4, initializer_range=0.0625,

@@ -27,11 +27,14 @@ from xeflash import merge_states, write_to_cache
 from xeflash.api.route import run
 from xeflash.call.call import Call
 from xeflash.call.schema import THD
+from xeflash.integrations import _vllm_k8v4
 from xeflash.integrations._vllm_context import local_lengths, longest_local, merge_over_ranks
 from xeflash.integrations.vllm import NAME
 
 _EIGHT_BITS = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 _CACHE_DTYPES = ["auto", "float16", "bfloat16", *_EIGHT_BITS]  # the first three: the dtype of the model
+if hasattr(AttentionBackend, "customize_spec"):  # else vLLM has no room for scales of keys
+    _CACHE_DTYPES.append(_vllm_k8v4.NAME)
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 
@@ -87,13 +90,29 @@ class XeflashBackend(AttentionBackend):  # type: ignore[misc]
         return (1, 0, 2, 3, 4) if include_num_layers_dimension else (0, 1, 2, 3)
 
     @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        """Returns the specification of a layer's cache with the bytes of a token, if that has values in 4 bits."""
+        if spec.kv_quant_mode.name.lower() != _vllm_k8v4.NAME:
+            return spec
+        return replace(spec, state_content_bytes=_vllm_k8v4.bytes_of_token(spec.head_size))
+
+    @classmethod
+    def supports_combination(
+        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *more: Any, **named: Any
+    ) -> str | None:
+        """Returns why a cache with values in 4 bits cannot be had, or None."""
+        if kv_cache_dtype != _vllm_k8v4.NAME or not (head_size % _vllm_k8v4.UNIT or dtype is torch.float32):
+            return None
+        return f"{kv_cache_dtype} needs 16 bits and a multiple of {_vllm_k8v4.UNIT} as head_size"
+
+    @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         """Returns whether kernels for GPUs can be compiled for this head size."""
         return 0 < head_size <= 576 and head_size % 8 == 0
 
     @classmethod
     def supports_kv_cache_dtype(cls, kv_cache_dtype: str | None) -> bool:
-        """Returns whether a cache may have this type: the model's, or 8-bit floats with the scales of the layer."""
+        """Returns whether a cache may have this type: the model's, 8-bit floats with the layer's scales, or k8v4."""
         return kv_cache_dtype is None or kv_cache_dtype in _CACHE_DTYPES
 
     @classmethod
@@ -245,7 +264,7 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
         """Writes the new tokens' keys and values, (tokens and padding, Hk, D), to their slots."""
         if self.attn_type in _ENCODERS or self.kv_sharing_target_layer_name is not None:
             return
-        write_to_cache(key, value, *self._caches(kv_cache), slot_mapping, **self._scales(layer))
+        write_to_cache(key, value, slots=slot_mapping, **self._caches(layer, kv_cache))
 
     def forward(
         self,
@@ -279,11 +298,10 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
         if m.context_lens is not None:
             out.copy_(self._attend_with_dealt_keys(layer, query, key[:tokens], value[:tokens], kv_cache, m))
             return output
-        key_cache, value_cache = self._caches(kv_cache)
         attend(
-            q=query, k_cache=key_cache, v_cache=value_cache, block_table=m.block_table, out=out,
-            cu_seqlens_q=m.query_start_loc, max_seqlen_q=m.max_query_len, max_seqlen_k=m.max_seq_len,
-            seqused_k=m.seq_lens, **self._scales(layer), **self._features(causal=m.causal),
+            q=query, block_table=m.block_table, out=out, cu_seqlens_q=m.query_start_loc, seqused_k=m.seq_lens,
+            max_seqlen_q=m.max_query_len, max_seqlen_k=m.max_seq_len, **self._caches(layer, kv_cache),
+            **self._features(causal=m.causal),
         )  # fmt: skip
         return output
 
@@ -293,12 +311,11 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
         """Attends where the keys before the step lie on several ranks, and all ranks have the keys of the step."""
         group = get_dcp_group()
         everyone = group.all_gather(query.contiguous(), dim=1)  # the heads of all ranks
-        key_cache, value_cache = self._caches(kv_cache)
         said = {"cu_seqlens_q": m.query_start_loc, "max_seqlen_q": m.max_query_len, "return_lse": True}
         said |= {"softmax_scale": self.scale, "softcap": self.logits_soft_cap}
         part = attend(
-            **said, q=everyone, k_cache=key_cache, v_cache=value_cache, block_table=m.block_table,
-            seqused_k=m.context_lens, max_seqlen_k=m.max_context_len, **self._scales(layer),
+            **said, q=everyone, block_table=m.block_table, seqused_k=m.context_lens,
+            max_seqlen_k=m.max_context_len, **self._caches(layer, kv_cache),
         )  # fmt: skip
         context = merge_over_ranks(*part, group)
         new = attend(
@@ -323,17 +340,16 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
                     f"xeflash: {name} must be {allowed!r} with decode context parallel, got {what}"
                 )
 
-    def _caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns keys and values as (pages, page, Hk, D); vLLM stores 8-bit floats as bytes."""
+    def _caches(self, layer: Any, kv_cache: Tensor) -> dict[str, Any]:
+        """Returns keys and values as (pages, page, Hk, D), and their scales; vLLM stores 8-bit floats as bytes."""
+        if self.kv_cache_dtype == _vllm_k8v4.NAME:
+            return _vllm_k8v4.arrays_of(kv_cache, self.head_size)
         dtype = _EIGHT_BITS.get(self.kv_cache_dtype)
         pages = (kv_cache if dtype is None else kv_cache.view(dtype)).transpose(1, 2)
-        key_cache, value_cache = pages.split(self.head_size, dim=-1)
-        return key_cache, value_cache
-
-    def _scales(self, layer: Any) -> dict[str, Any]:
-        if self.kv_cache_dtype not in _EIGHT_BITS:
-            return {}
-        return {"k_scale": layer._k_scale_float, "v_scale": layer._v_scale_float}
+        caches = dict(zip(("k_cache", "v_cache"), pages.split(self.head_size, dim=-1), strict=True))
+        if dtype is None:
+            return caches
+        return {**caches, "k_scale": layer._k_scale_float, "v_scale": layer._v_scale_float}
 
     def _features(self, *, causal: bool) -> dict[str, Any]:
         left, right = self.sliding_window
