@@ -1,6 +1,7 @@
 """The benchmark as a whole on small cases, with torch itself in our place."""
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -9,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cover import few_rows
 from torch.nn.functional import scaled_dot_product_attention
 from xeflash import _core
-from xeflash.bench import attention, check, formats, forms, memory, peak, runner
+from xeflash.bench import attention, check, formats, forms, memory, peak, runner, shares
 from xeflash.bench.attention import BENCHMARK
 from xeflash.bench.blocks import random_blocks
 from xeflash.bench.cases import Case
@@ -98,6 +100,25 @@ def test_only_the_wrong_batch_entry_is_enough():
         return out
 
     assert not check.check(case, inputs, wrong, theirs).ok
+
+
+@pytest.mark.parametrize(
+    ("phase", "kv_dtype"),
+    few_rows(itertools.product(("decode", "verify"), ("bf16", "fp8", "int8", "k8v4")), ("decode", "k8v4")),
+)
+def test_a_cache_has_the_arrays_of_its_type_and_their_numbers(phase, kv_dtype):
+    case = dataclasses.replace(CASES[-1] if phase == "decode" else TREE, dtype="bf16", head_dim=128, kv_dtype=kv_dtype)
+    inputs = forms.make_inputs(case, "cpu", seed=0)
+    drawn = forms.make_inputs(dataclasses.replace(case, kv_dtype=""), "cpu", seed=0)
+    assert sum(array.nbytes for array in inputs.cache.values()) == case.kv_bytes
+    for given, exact, rounded, steps in zip(drawn[1:3], inputs.exact, inputs[1:3], (28, 7), strict=True):
+        assert torch.equal(exact.bfloat16(), rounded)
+        assert ((exact - given).abs() <= 1.001 * given.abs().amax(-1, keepdim=True).double() / steps).all()
+    ours = forms.our_form(case, inputs)
+    theirs, of_drawn = (next(iter(forms.torch_forms(case, x).values())) for x in (inputs, drawn))
+    assert check.check(case, inputs, ours, theirs).ok
+    assert kv_dtype != "k8v4" or not check.check(case, drawn, ours, of_drawn).ok
+    assert shares.shares_here(case, "cpu").kernels[0].nibbles == (kv_dtype == "k8v4")
 
 
 def test_each_node_sees_itself_and_what_its_parent_sees():
@@ -232,6 +253,12 @@ def test_peaks_of_memory_on_a_gpu_are_those_of_torch(monkeypatch):
             "--kv-len must be left out with --phase backward,train, got 127,1024",
         ),
         (["--phase", "prefill", "--kv-len", "127"], "--kv-len must be left out with --phase prefill, got 127"),
+        (["--phase", "prefill", "--kv-dtype", "fp8"], "--kv-dtype must be left out with --phase prefill, got fp8"),
+        (
+            ["--dtype", "fp32", "--kv-dtype", "k8v4,bf16"],
+            "--kv-dtype must be of 8 bits, that of --dtype, or k8v4 with 16 bits and a multiple of 64 as --head-dim, "
+            "got k8v4,bf16",
+        ),
         (["--phase", "decode", "--seq", "23"], "--seq must be left out with --phase decode, got 23"),
         (["--phase", "decode", "--no-causal"], "--no-causal must be left out with --phase decode"),
         (["--phase", "decode,verify", "--seq", "23"], "--seq must be left out with --phase decode,verify, got 23"),

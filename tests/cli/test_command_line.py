@@ -114,6 +114,22 @@ def test_a_tree_is_verified_on_each_length_of_a_cache():
     assert {case.seq_q for case in bench_cases("--phase", "verify")} == {8, 32}
 
 
+def test_types_of_a_cache_are_those_that_its_calls_can_have():
+    words = ("--phase", "decode,prefill", "--heads", "4", "--kv-len", "23", "--seq", "23", "--head-dim", "64,96")
+    cases = bench_cases(*words, "--dtype", "fp32,bf16", "--kv-dtype", "bf16,fp8,k8v4")
+    found = {(case.dtype, case.head_dim, case.kv_dtype): case.kv_bytes for case in cases if case.phase == "decode"}
+    assert found == {
+        ("fp32", 64, "fp8"): 4 * 23 * 2 * (64 + 4),
+        ("fp32", 96, "fp8"): 4 * 23 * 2 * (96 + 4),
+        ("bf16", 64, "bf16"): 4 * 23 * 2 * 2 * 64,
+        ("bf16", 64, "fp8"): 4 * 23 * 2 * (64 + 4),
+        ("bf16", 64, "k8v4"): 4 * 23 * (64 + 4 + 32 + 2),
+        ("bf16", 96, "bf16"): 4 * 23 * 2 * 2 * 96,
+        ("bf16", 96, "fp8"): 4 * 23 * 2 * (96 + 4),
+    }
+    assert {case.kv_dtype for case in cases if case.phase == "prefill"} == {""}
+
+
 def test_gradients_have_the_lengths_and_the_mask_of_prefill():
     cases = bench_cases("--phase", "backward,train", "--dtype", "fp16", "--seq", "23", "--head-dim", "80")
     assert cases == [Case(phase, "fp16", 1, 8, 8, 80, 23, 23, causal=True) for phase in ("backward", "train")]

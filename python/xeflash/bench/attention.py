@@ -28,6 +28,7 @@ METHOD = [
     "GFLOP/s count listed blocks only",
     "verify: flash_attn_with_kvcache with a random tree as its mask, in words; parents are drawn of the nodes before; "
     "GFLOP/s count all keys for every node",
+    "cache: flash_attn_with_kvcache, on what it has appended; torch has the same numbers in the type of the queries",
     checking.METHOD,
 ]
 TILES_FROM = "tiles from"
@@ -82,6 +83,8 @@ LAYOUT = comparison(
         "density": lambda r: NONE if r.share is None else number(r.listed),
         "nodes": lambda r: str(r.seq_q) if r.phase == "verify" else NONE,
         "KV": _if_cached(lambda r: str(r.seq_k)),
+        "cache": lambda r: r.kv_dtype or NONE,
+        "bytes": lambda r: size(r.kv_bytes) if r.kv_dtype else NONE,
     },
     {
         "untuned ms": lambda r: number(r.untuned_median_ms),
@@ -100,6 +103,8 @@ LAYOUT = comparison(
     },
     {
         "density": "the share of key blocks that each row of blocks lists",
+        "cache": "the type of K and V: fp8 is e4m3, k8v4 has K in int8 and V in 4 bits",
+        "bytes": "of K and V with their scales",
         "threads": "of the launch that scores",
         "of device": "of the threads that it holds (a CPU: 4 work-items a core)",
         "splits": "of the keys",
@@ -153,6 +158,7 @@ BENCHMARK = Benchmark(
         panel=lambda row: (
             f"{row.phase}{f' of {row.seq_q} nodes' * (row.phase == 'verify')} {row.dtype}"
             f"{f', density {number(row.listed)}' * (row.share is not None)}"
+            f"{f', cache {row.kv_dtype}' * bool(row.kv_dtype)}"
         ),
         ticks={
             "batch": lambda row: str(row.batch),

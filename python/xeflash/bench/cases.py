@@ -16,6 +16,7 @@ ON_CACHE = ("decode", "verify")  # few queries of each sequence, many keys
 # Of Q K^T's size; the backward pass makes S again.
 _PRODUCTS = {"prefill": 2, "decode": 2, "verify": 2, "backward": 5, "train": 7}
 DTYPES = ("fp32", "bf16", "fp16")
+KV_DTYPES = (*DTYPES, "fp8", "int8", "k8v4")  # of caches; with less than 16 bits they have scales of rows
 LEAST_BLOCK = 16  # kLeastBlock of kernels/attention/listed.hpp
 _ALGORITHMS = {"prefill": "flash_fwd", "decode": "flash_decode", "verify": "flash_fwd"}
 _ALGORITHMS |= dict.fromkeys(("backward", "train"), "flash_bwd_dkv")
@@ -28,7 +29,8 @@ class Case:
 
     verify is a tree of guesses on a cache, whose last seq_q keys are those of its nodes, the queries. backward is the
     gradients of q, k and v after a forward pass, train is both passes. With `share`, each block of `block_size` rows
-    sees that share of the blocks of as many keys, rounded to whole blocks.
+    sees that share of the blocks of as many keys, rounded to whole blocks. With `kv_dtype` keys and values lie in a
+    cache of that type, else they are of the queries' type.
     """
 
     phase: str
@@ -42,6 +44,12 @@ class Case:
     causal: bool
     share: float | None = None
     block_size: int = 0
+    kv_dtype: str = ""
+
+    @property
+    def cached(self) -> str:
+        """Returns the type of keys and values."""
+        return self.kv_dtype or self.dtype
 
     @property
     def picked(self) -> int:
@@ -80,15 +88,14 @@ class Case:
 
     @property
     def kv_bytes(self) -> int:
-        """Returns the bytes of K and V, which decode has to read."""
-        rows = self.batch * self.kv_heads * self.seq_k
-        return 2 * rows * self.head_dim * _ELEMENT_BYTES[self.dtype]
+        """Returns the bytes of K and V, with their scales, which decode has to read."""
+        return self.batch * self.kv_heads * self.seq_k * key_bytes(self.cached, self.head_dim)
 
     @property
     def memory_bytes(self) -> int:
         """Returns an estimate of the peak: tensors, and a batch entry in fp64, twice; gradients double it."""
         q_elements = self.batch * self.heads * self.seq_q * self.head_dim
-        kv_elements = self.kv_bytes // _ELEMENT_BYTES[self.dtype]
+        kv_elements = 2 * self.batch * self.kv_heads * self.seq_k * self.head_dim
         tensors = self.kv_bytes + 4 * q_elements * _ELEMENT_BYTES[self.dtype]
         forward = tensors + 2 * 8 * (kv_elements * self.group + 2 * q_elements) // self.batch
         if self.share is not None:  # torch's mask of all scores, and what the reference makes of it
@@ -101,10 +108,19 @@ class Case:
         mask = " causal" if self.causal else ""
         if self.share is not None:
             mask += f" topk {self.share:g} of {self.block_size}"
+        if self.kv_dtype:
+            mask += f" in {self.kv_dtype}"
         return (
             f"{self.phase} {self.dtype} B{self.batch} H{self.heads}/{self.kv_heads} "
             f"D{self.head_dim} {self.seq_q}x{self.seq_k}{mask}"
         )
+
+
+def key_bytes(dtype: str, dim: int) -> int:
+    """Returns the bytes of a key and its value, with their scales: in fp32, or of 64 values in 4 bits in fp16."""
+    if dtype == "k8v4":
+        return dim + 4 + dim // 2 + dim // 32
+    return 2 * dim * _ELEMENT_BYTES[dtype] if dtype in _ELEMENT_BYTES else 2 * (dim + 4)
 
 
 @dataclass(frozen=True)
@@ -122,6 +138,7 @@ class Grid:
     trees: tuple[int, ...] = (8, 32)  # nodes, of verify
     shares: tuple[float | None, ...] = (None,)  # of the blocks that are listed, of phases that have no cache
     block_size: int = 0
+    kv_dtypes: tuple[str, ...] = ("",)  # of phases on a cache
 
 
 def _image(dtype: str, batch: int, *layers: tuple[int, int, int], text: int | None = None) -> dict[str, Sequence[Grid]]:
@@ -208,15 +225,21 @@ def check_heads(cases: Iterable[Any]) -> None:
 
 
 def expand(phase: str, grid: Grid) -> list[Case]:
-    """Returns every case of the grid, in the order of the loops dtype, D, heads, batch, length."""
+    """Returns every case of the grid, in the order of the loops dtype, D, heads, batch, length, type of the cache.
+
+    Types of caches that a call cannot have are left out.
+    """
     cases = []
-    sizes = list(itertools.product(grid.batches, grid.lengths, grid.shares))
+    kv_dtypes = grid.kv_dtypes if phase in ON_CACHE else ("",)
+    sizes = list(itertools.product(grid.batches, grid.lengths, grid.shares, kv_dtypes))
     for dtype, dim, heads in itertools.product(grid.dtypes, grid.head_dims, grid.heads):
-        for kv_heads, (batch, length, share) in itertools.product(grid.kv_heads or (heads,), sizes):
+        for kv_heads, (batch, length, share, kv) in itertools.product(grid.kv_heads or (heads,), sizes):
+            if (kv in DTYPES and kv != dtype) or (kv == "k8v4" and (dtype == "fp32" or dim % 64)):
+                continue
             causal = grid.causal and phase not in ON_CACHE
             for seq_q in {"decode": (1,), "verify": grid.trees}.get(phase, (length,)):
                 keys, size = grid.keys or length, 0 if share is None else grid.block_size
-                cases.append(Case(phase, dtype, batch, heads, kv_heads, dim, seq_q, keys, causal, share, size))
+                cases.append(Case(phase, dtype, batch, heads, kv_heads, dim, seq_q, keys, causal, share, size, kv))
                 if phase == "verify" and seq_q > length:
                     raise ValueError(f"bench: --tree must be at most --kv-len, got {seq_q} and {length}")
     check_heads(cases)

@@ -70,8 +70,10 @@ def _reference(case: Case, inputs: Inputs) -> Iterable[tuple[Tensor, ...]]:
     def exact(x: Tensor, entry: int) -> Tensor:
         return x.detach()[entry : entry + 1].to(wide).requires_grad_(x.requires_grad)
 
+    q, k, v, dout = inputs[:4]
+    k, v = inputs.exact or (k, v)
     for entry in range(case.batch):
-        some = Inputs(*(None if x is None else exact(x, entry) for x in inputs[:4]))
+        some = Inputs(*(None if x is None else exact(x, entry) for x in (q, k, v, dout)))
         forward = functools.partial(
             scaled_dot_product_attention, *some[:3], inputs.mask, is_causal=case.causal, enable_gqa=case.group > 1
         )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from xeflash.bench import kv_cache
 from xeflash.bench.blocks import random_blocks
 from xeflash.bench.cases import Case
 from xeflash.bench.rows import CAUSAL
@@ -35,7 +36,8 @@ class Inputs(NamedTuple):
     """Contiguous (B, H, S, D) tensors, on a cache (B, S, H, D) ones that are viewed so.
 
     dout is the gradient of the output, of which those of q, k and v are made; mask, (Sq, Sk), is True for the keys that
-    the nodes of a tree, or rows with their blocks, see; blocks, (QB, KB), for the blocks that are listed.
+    the nodes of a tree, or rows with their blocks, see; blocks, (QB, KB), for the blocks that are listed. cache has the
+    arrays that our call reads in the place of k and v, by keywords; these are then its numbers, and exact as in fp32.
     """
 
     q: Tensor
@@ -44,6 +46,8 @@ class Inputs(NamedTuple):
     dout: Tensor | None = None
     mask: Tensor | None = None
     blocks: Tensor | None = None
+    cache: dict[str, Tensor] | None = None
+    exact: list[Tensor] | None = None
 
 
 def random_tree(nodes: int, seed: int) -> Tensor:
@@ -66,18 +70,22 @@ def make_inputs(case: Case, device: str, seed: int) -> Inputs:
 
     q = normal(case.heads, case.seq_q)
     k, v = (normal(case.kv_heads, case.seq_k) for _ in range(2))
+    cache = exact = blocks = mask = None
+    if case.kv_dtype:
+        cache = kv_cache.filled(case, q, k, v)
+        exact = kv_cache.numbers(cache)
+        k, v = (x.to(dtype) for x in exact)
     if case.phase == "verify":
         q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
         mask = torch.ones(case.seq_q, case.seq_k, dtype=torch.bool)
         mask[:, -case.seq_q :] = random_tree(case.seq_q, seed)
-        return Inputs(q, k, v, mask=mask.to(device))
-    blocks = mask = None
+        return Inputs(q, k, v, mask=mask.to(device), cache=cache, exact=exact)
     if case.share is not None:
         blocks = torch.from_numpy(random_blocks(case, seed)).to(device)
         every = blocks.repeat_interleave(case.block_size, 0).repeat_interleave(case.block_size, 1)
         mask = every[: case.seq_q, : case.seq_k].contiguous()
     if not case.gradients:
-        return Inputs(q, k, v, mask=mask, blocks=blocks)
+        return Inputs(q, k, v, mask=mask, blocks=blocks, cache=cache, exact=exact)
     for x in (q, k, v):
         x.requires_grad_()
     return Inputs(q, k, v, normal(case.heads, case.seq_q), mask, blocks)
@@ -99,6 +107,8 @@ def our_form(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
     if inputs.mask is not None and inputs.blocks is None:
         pack: Any = importlib.import_module("xeflash").pack_tree_mask
         return _on_cache(inputs, tree_mask=pack(inputs.mask[:, -case.seq_q :]))
+    if inputs.cache is not None:
+        return _on_cache(inputs)
     attention: Any = importlib.import_module("xeflash").attention
     q, k, v = inputs[:3]
     gqa = case.group > 1
@@ -115,9 +125,10 @@ def _on_cache(inputs: Inputs, **mask: Any) -> Callable[[], Tensor]:
     """Returns our call on a cache that has the keys of the queries already."""
     attention: Any = importlib.import_module("xeflash").flash_attn_with_kvcache
     q, k, v = (x.transpose(1, 2) for x in inputs[:3])
+    cache = inputs.cache or {"k_cache": k, "v_cache": v}
 
     def call() -> Tensor:
-        out: Tensor = attention(q, k, v, **mask).transpose(1, 2)
+        out: Tensor = attention(q, **cache, **mask).transpose(1, 2)
         return out
 
     return call
@@ -125,7 +136,7 @@ def _on_cache(inputs: Inputs, **mask: Any) -> Callable[[], Tensor]:
 
 def torch_forms(case: Case, inputs: Inputs) -> dict[str, Callable[[], Tensor]]:
     """Returns torch's ways by name, of verify also our causal call; the first one is what a user writes first."""
-    q, k, v, _, mask, blocks = inputs
+    q, k, v, _, mask, blocks = inputs[:6]
     causal = case.causal
     if mask is not None:
         masked: dict[str, Callable[[], Tensor]] = {

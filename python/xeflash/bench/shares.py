@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xeflash import _core
+from xeflash.bench import kv_cache
 from xeflash.bench.blocks import keywords_of
 from xeflash.bench.cases import Case
 from xeflash.call.schema import BHSD, BSHD, DEFAULTS_OF_ATTENTION
@@ -18,9 +19,10 @@ from xeflash.tune.table import level_of, level_of_schedule
 def call_of(case: Case, make: Callable[[tuple[int, ...], str], Any] = Placeholder, **more: Any) -> Callable[[], object]:
     """Returns the call on contiguous (B, H, S, D) arrays, without memory; of a training step, that of its gradients.
 
-    That of a tree reads a cache (B, S, H, D). `make` makes an array of a shape and a type; `more` are further keywords.
+    That of a tree, or of a cache with a type of its own, reads (B, S, H, D). `make` makes an array of a shape and a
+    type; `more` are further keywords.
     """
-    if case.phase == "verify":
+    if case.phase == "verify" or case.kv_dtype:
         return _on_cache(case, make)
 
     def array(heads: int, length: int) -> Any:
@@ -39,10 +41,11 @@ def call_of(case: Case, make: Callable[[tuple[int, ...], str], Any] = Placeholde
 
 
 def _on_cache(case: Case, make: Callable[[tuple[int, ...], str], Any]) -> Callable[[], object]:
-    names = {"q": (case.seq_q, case.heads)} | dict.fromkeys(("k_cache", "v_cache"), (case.seq_k, case.kv_heads))
-    given = {name: make((case.batch, *rows, case.head_dim), DTYPE_NAMES[case.dtype]) for name, rows in names.items()}
-    words = make((1, case.seq_q, -(-case.seq_q // 32)), "int32")
-    return lambda: _core.forward(function="flash_attn_with_kvcache", layout=BSHD, tree_mask=words, **given)
+    given = {"q": make((case.batch, case.seq_q, case.heads, case.head_dim), DTYPE_NAMES[case.dtype])}
+    given |= {name: make(*size) for name, size in kv_cache.array_sizes(case).items()}
+    if case.phase == "verify":
+        given["tree_mask"] = make((1, case.seq_q, -(-case.seq_q // 32)), "int32")
+    return lambda: _core.forward(function="flash_attn_with_kvcache", layout=BSHD, **given)
 
 
 def shares_here(case: Case, device: str, units: int | None = None) -> Shares:

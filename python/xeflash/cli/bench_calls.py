@@ -85,6 +85,7 @@ def _add_attention(commands: Any) -> None:
             kv_heads=(SIZES, None, "they must divide the query heads"),
             head_dim=(SIZES, None, ""),
             kv_len=(SIZES, None, "keys of a cache"),
+            kv_dtype=(grids.KV_DTYPES, None, "types of a cache; default: that of the queries"),
         )
         if len(phases) > 1:
             text = "verify: a tree of guesses on a cache, beside our causal call; train: forward pass and backward; "
@@ -130,7 +131,7 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
             "calls have as many keys as queries"
         )
     cached = phases & set(grids.ON_CACHE)
-    unused = {"kv_len": not cached, "tree": "verify" not in phases}
+    unused = {"kv_len": not cached, "kv_dtype": not cached, "tree": "verify" not in phases}
     unused |= dict.fromkeys(("seq", "causal"), cached == phases)
     unused["block_mask"] = bool(cached)
     for name, refused in unused.items():
@@ -172,8 +173,14 @@ def cases_of(arguments: argparse.Namespace) -> list[Case]:
                 trees=_chosen(arguments.tree, one.trees),
                 shares=_chosen(arguments.block_mask, one.shares),
                 block_size=arguments.block_size or _BLOCK_SIZE,
+                kv_dtypes=_chosen(arguments.kv_dtype, one.kv_dtypes),
             )
             cases += grids.expand(phase, grid)
+    if not any(case.kv_dtype for case in cases) and arguments.kv_dtype:
+        raise ValueError(
+            "bench: --kv-dtype must be of 8 bits, that of --dtype, or k8v4 with 16 bits and a multiple of 64 as "
+            f"--head-dim, got {','.join(arguments.kv_dtype)}"
+        )
     return list(dict.fromkeys(cases))
 
 
