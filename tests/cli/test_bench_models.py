@@ -4,11 +4,19 @@ import json
 
 import pytest
 import torch
+from cover import few_rows
 from xeflash.bench import environ, formats, memory, runner
 from xeflash.bench.cases import product
 from xeflash.bench.limits import Peaks
 from xeflash.bench.llm import check, decode, generation, instruments, models, rows, run, training
-from xeflash.bench.llm.cells import Cell, Implementation, TrainCell, parse_implementations, with_linears
+from xeflash.bench.llm.cells import (
+    Cell,
+    Implementation,
+    TrainCell,
+    parse_implementations,
+    with_cache_dtypes,
+    with_linears,
+)
 from xeflash.bench.llm.generation import use_attention
 from xeflash.bench.llm.linears import Models, prepared
 from xeflash.cli import main
@@ -73,7 +81,10 @@ def test_cells_of_a_model_and_dtype_stay_together():
     ],
 )
 def test_kv_bytes_are_those_that_a_token_sees(name, context, keys, heads, dim):
-    assert models.kv_bytes(models.config_of(name, None), context, "bf16") == 2 * 2 * keys * heads * dim
+    config = models.config_of(name, None)
+    assert models.kv_bytes(config, context, "bf16") == 2 * 2 * keys * heads * dim
+    assert models.kv_bytes(config, context, "int8") == 2 * keys * heads * (dim + 4)
+    assert models.kv_bytes(config, context, "k8v4") == keys * heads * (dim + 4 + dim // 2 + dim // 32)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -82,6 +93,25 @@ def test_all_implementations_agree(dtype, beams):
     cell = Cell("tiny", None, dtype, 2, beams, 40, 5)
     every = parse_implementations("xeflash,xeflash/dynamic,xeflash/static,sdpa,sdpa/static,eager")
     assert check.disagreement(Models(build(dtype)), cell, every, prompt()) == ""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    few_rows([("fp32", "fp8"), ("fp32", "int8"), ("bf16", "k8v4")], ("fp32", "int8")),
+)
+def test_caches_of_fewer_bits_agree_with_eager_attention_on_them(dtype, kept, monkeypatch):
+    cell = Cell("tiny", None, dtype, 2, 1, 13, 5)
+    every = with_cache_dtypes((TORCH, OURS), ("same", kept))
+    assert list(map(str, every)) == ["sdpa/dynamic", "xeflash/xe", f"xeflash/xe:{kept}"]
+    model = build(dtype)
+    layer = generation.make_cache(cell, every[-1], model.config).layers[0]
+    assert layer._kept_dtype == (torch.float8_e4m3fn if kept == "fp8" else torch.int8)
+    with monkeypatch.context() as patch:
+        change_our_attention(patch, lambda out: out * 3)
+        assert f"xeflash/xe:{kept}: error of logits" in check.disagreement(
+            Models(model), cell, every[::2], prompt(cell)
+        )
+    assert check.disagreement(Models(model), cell, every, prompt(cell)) == ""
 
 
 @pytest.mark.parametrize("weights", ["same", "int8", "int4", "int4+head"])
@@ -131,7 +161,7 @@ def test_wrong_losses_and_gradients_are_found(change, what, monkeypatch):
 def test_what_a_generation_gives():
     model = build()
     generation.use(model, OURS)
-    got = generation.generate(model, TINY, prompt(), generation.make_cache(TINY, "xe", model.config))
+    got = generation.generate(model, TINY, prompt(), generation.make_cache(TINY, OURS, model.config))
     assert got.tokens.shape == (2, 5) and len(got.steps) == 4
     assert 0 < got.first < got.first + sum(got.steps) <= got.total
 
@@ -140,12 +170,12 @@ def test_what_a_generation_gives():
 def test_attention_is_timed_and_left_as_it_was(implementation):
     model = build()
     generation.use(model, implementation)
-    cache = generation.make_cache(TINY, implementation.cache, model.config)
+    cache = generation.make_cache(TINY, implementation, model.config)
     with instruments.attention_timed(model, cache, "cpu") as attention:
         got = generation.generate(model, TINY, prompt(), cache)
     assert 0 < attention.seconds < sum(got.steps)
     before = attention.seconds
-    generation.generate(model, TINY, prompt(), generation.make_cache(TINY, implementation.cache, model.config))
+    generation.generate(model, TINY, prompt(), generation.make_cache(TINY, implementation, model.config))
     assert attention.seconds == before
 
 
@@ -374,6 +404,11 @@ def test_what_the_command_line_does_not_have_is_refused(words, message, capsys):
         (["train", "--seq", "1"], "--seq must be at least 2"),
         (["train", "--layers", "99"], "--layers must be at most"),
         (["decode", "--new-tokens", "1"], "--new-tokens must be at least 2"),
+        (
+            ["decode", "--dtype", "bf16,fp32", "--cache-dtype", "k8v4"],
+            "--cache-dtype k8v4 needs --dtype of bf16 or fp16",
+        ),
+        (["decode", "--compare", "sdpa", "--cache-dtype", "int8"], "--cache-dtype must be same without the cache xe"),
     ],
 )
 def test_what_a_model_cannot_have_is_refused(words, message, capsys):

@@ -50,6 +50,11 @@ def _add_decode(commands: Any, name: str, text: str) -> None:
         cases,
         beams=(SIZES, (1,), "1 is greedy, 4 is a search"),
         context=(SIZES, grid.DEFAULT_CONTEXTS, "tokens of the prompt"),
+        cache_dtype=(
+            grid.CACHE_DTYPES,
+            ("same",),
+            "of the cache xe: same is the dtype, k8v4 is K in int8 and V in 4 bits",
+        ),
         linear=(grid.LINEARS, ("torch",), "who computes linear layers"),
         weights=(WEIGHTS, ("same",), "of linear layers but the head, rounded on load; same is the dtype"),
         lm_head=(grid.HEADS, ("same",), "same is the dtype; fused is quantised as --weights says"),
@@ -73,7 +78,13 @@ def _decode(arguments: argparse.Namespace) -> int:
 
     if arguments.new_tokens < 2:
         raise ValueError("bench: --new-tokens must be at least 2, as times are those between tokens, got 1")
-    ways = grid.with_linears(arguments.compare, arguments.linear)
+    if "k8v4" in arguments.cache_dtype and "fp32" in arguments.dtype:
+        raise ValueError("bench: --cache-dtype k8v4 needs --dtype of bf16 or fp16, got fp32")
+    ways = grid.with_linears(grid.with_cache_dtypes(arguments.compare, arguments.cache_dtype), arguments.linear)
+    if set(arguments.cache_dtype) != {"same"} and all(way.cache != "xe" for way in ways):
+        raise ValueError(
+            f"bench: --cache-dtype must be same without the cache xe, got {','.join(arguments.cache_dtype)}"
+        )
     cells = product(
         Cell,
         model=arguments.model,

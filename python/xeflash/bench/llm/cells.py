@@ -8,6 +8,7 @@ from typing import ClassVar
 
 ATTENTIONS = ("xeflash", "sdpa", "eager")
 CACHES = ("xe", "dynamic", "static")
+CACHE_DTYPES = ("same", "fp8", "int8", "k8v4")
 LINEARS = ("torch", "xeflash")
 HEADS = ("same", "fused")
 # One length for each doubling up to what a machine with two cores prefills in seconds.
@@ -16,15 +17,17 @@ DEFAULT_CONTEXTS = (512, 2048, 4096, 8192)
 
 @dataclass(frozen=True)
 class Implementation:
-    """An attention of Transformers and a cache, "sdpa/dynamic", and who computes linear layers."""
+    """An attention of Transformers and a cache, "sdpa/dynamic", who computes linear layers, and the cache's type."""
 
     attention: str
     cache: str
     linear: str = "torch"
+    cache_dtype: str = "same"
 
     def __str__(self) -> str:
-        """Returns the name on the command line; "+linear" is added where xeflash computes linear layers."""
-        return f"{self.attention}/{self.cache}{'+linear' * (self.linear == 'xeflash')}"
+        """Returns the name on the command line, ":int8" for a cache of that type, "+linear" for layers by xeflash."""
+        dtype = "" if self.cache_dtype == "same" else f":{self.cache_dtype}"
+        return f"{self.attention}/{self.cache}{dtype}{'+linear' * (self.linear == 'xeflash')}"
 
 
 OURS = Implementation("xeflash", "xe")
@@ -46,6 +49,15 @@ def parse_implementation(text: str) -> Implementation:
 def with_linears(implementations: Iterable[Implementation], linears: Iterable[str]) -> tuple[Implementation, ...]:
     """Returns each implementation with each one that computes linear layers."""
     return tuple(replace(x, linear=linear) for linear in dict.fromkeys(linears) for x in implementations)
+
+
+def with_cache_dtypes(implementations: Iterable[Implementation], dtypes: Iterable[str]) -> tuple[Implementation, ...]:
+    """Returns each implementation; those that have the cache xe, with each of these types."""
+    return tuple(
+        replace(x, cache_dtype=dtype)
+        for x in implementations
+        for dtype in (dict.fromkeys(dtypes) if x.cache == "xe" else ("same",))
+    )
 
 
 def parse_implementations(text: str) -> tuple[Implementation, ...]:

@@ -17,7 +17,7 @@ from xeflash.bench.llm.linears import Models
 METHOD = (
     "before timing, all implementations generate from the shortest prompt: the same tokens; if not (16 bits, random "
     "weights), max |error| of the logits of the same forced tokens, against the model in fp32 (fp64 for fp32), must be "
-    "at most 2 x that of the eager attention + the rounding of the largest logit"
+    "at most 2 x that of the eager attention on a cache of the same type + the rounding of the largest logit"
 )
 _TOKENS = 8
 
@@ -25,7 +25,7 @@ _TOKENS = 8
 def _logits(models: Models, cell: Cell, implementation: Implementation, prompt: Tensor, forced: Tensor) -> Tensor:
     """Returns the logits of the last token of a prompt and of those after it, fed one by one."""
     model = models.by(implementation)
-    cache = make_cache(cell, implementation.cache, model.config)
+    cache = make_cache(cell, implementation, model.config)
     with torch.inference_mode():
         return _forced(model, prompt, forced, cache)
 
@@ -44,9 +44,7 @@ def disagreement(models: Models, cell: Cell, implementations: Sequence[Implement
     tokens = {}
     for implementation in implementations:
         model = models.by(implementation)
-        tokens[implementation] = generate(
-            model, cell, prompt, make_cache(cell, implementation.cache, model.config)
-        ).tokens
+        tokens[implementation] = generate(model, cell, prompt, make_cache(cell, implementation, model.config)).tokens
     first = next(iter(tokens.values()))
     if all(torch.equal(first, other) for other in tokens.values()):
         return ""
@@ -60,9 +58,12 @@ def disagreement(models: Models, cell: Cell, implementations: Sequence[Implement
         return float((_logits(models, cell, implementation, prompt, first) - exact).abs().max())
 
     eps = torch.finfo(next(models.torch.parameters()).dtype).eps / 2
-    allowed = 2 * error(plain) + eps * float(exact.abs().max())
+    plain_errors = {"same": error(plain)}
     for implementation in implementations:
-        got = error(implementation)
+        got, dtype = error(implementation), implementation.cache_dtype
+        if dtype not in plain_errors:
+            plain_errors[dtype] = error(Implementation("eager", "xe", cache_dtype=dtype))
+        allowed = 2 * plain_errors[dtype] + eps * float(exact.abs().max())
         if not got <= allowed:
             return f"{implementation}: error of logits {got:.3g}, allowed {allowed:.3g}"
     return ""

@@ -32,7 +32,7 @@ class Decoding(Trials):
         "logits processors: TTFT to the first, TPOT from one to the next, over all rounds: median (minimum, "
         "interquartile range)",
         "in every round each implementation generates once, in rotating order, after one untimed call on the shortest "
-        "context; attention/cache: xe is XeCache, dynamic and static are Transformers'",
+        "context; attention/cache: xe is XeCache, behind it its type; dynamic and static are Transformers'",
         "weights int8 and int4: linear layers but the head are rounded to nearest when the model is loaded, with a "
         "scale, a power of two, for 128 inputs, and with +head the head, too; +linear: xeflash.linear computes linear "
         "layers, and reads these; else torch does, with the same numbers in the dtype of the model",
@@ -79,14 +79,15 @@ class Decoding(Trials):
         model = self._models.by(way)
         settle()
         with torch.inference_mode():
-            return generate(model, cell, inputs, make_cache(cell, way.cache, model.config))
+            return generate(model, cell, inputs, make_cache(cell, way, model.config))
 
     def result(
         self, row: LlmRow, cell: Cell, inputs: Tensor, way: Implementation, samples: Sequence[Generation]
     ) -> Result:
         """Returns the result of all rounds, with what the instruments find."""
         model = self._models.by(way)
-        read = cell.batch * cell.beams * kv_bytes(model.config, cell.context, cell.dtype)
+        dtype = cell.dtype if way.cache_dtype == "same" else way.cache_dtype
+        read = cell.batch * cell.beams * kv_bytes(model.config, cell.context, dtype)
         with torch.inference_mode():
             return generated(row, samples, shares(model, cell, way, inputs), read)
 
@@ -97,7 +98,7 @@ def shares(model: Any, cell: Cell, implementation: Implementation, prompt: Tenso
     tokens = cell.new_tokens - 1
 
     def cache() -> Any:
-        return make_cache(cell, implementation.cache, model.config)
+        return make_cache(cell, implementation, model.config)
 
     timed = cache()
     with attention_timed(model, timed, prompt.device.type) as attention:

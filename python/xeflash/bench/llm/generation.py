@@ -40,18 +40,21 @@ class _Stopwatch:
         return scores
 
 
-def make_cache(cell: Cell, cache: str, config: Any) -> Any:
+_CACHE_DTYPES = {"same": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8, "k8v4": "k8v4"}
+
+
+def make_cache(cell: Cell, way: Implementation, config: Any) -> Any:
     """Returns an empty cache for a cell, with room for all of its tokens."""
     import transformers
 
     length = cell.context + cell.new_tokens
-    if cache == "static":
+    if way.cache == "static":
         return transformers.StaticCache(config=config, max_cache_len=length)
-    if cache == "dynamic":
+    if way.cache == "dynamic":
         return transformers.DynamicCache(config=config)
     from xeflash.integrations.transformers import XeCache
 
-    return XeCache(config, max_cache_len=length)
+    return XeCache(config, max_cache_len=length, dtype=_CACHE_DTYPES[way.cache_dtype])
 
 
 def cache_keyword(model: Any) -> str:

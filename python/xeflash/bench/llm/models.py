@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from xeflash.bench.cases import key_bytes
 from xeflash.bench.forms import TORCH_DTYPES
 from xeflash.bench.llm.presets import PRESETS
 
@@ -54,11 +55,11 @@ def build(name: str, layers: int | None, dtype: str, device: str, seed: int) -> 
 
 
 def kv_bytes(config: Any, context: int, dtype: str) -> int:
-    """Returns the bytes of keys and values that one token of one sequence attends to, in all layers."""
+    """Returns the bytes of keys and values of a type that one token of one sequence attends to, in all layers."""
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     window = getattr(config, "sliding_window", None)
     if window and getattr(config, "layer_types", None) is None:
         kinds = ["sliding_attention"] * config.num_hidden_layers
     keys = sum(min(context, window) if window and kind == "sliding_attention" else context for kind in kinds)
-    return int(2 * keys * config.num_key_value_heads * dim * TORCH_DTYPES[dtype].itemsize)
+    return int(keys * config.num_key_value_heads * key_bytes(dtype, dim))
