@@ -159,7 +159,7 @@ def _caches() -> Iterator[Spec]:
         yield _cache(format=name, new=1, rotary="halves", window="causal")
     for name in ("e4m3", "int8"):
         yield _cache(format=f"{name}.array", place="paged16", new=1)
-    yield _cache("fp16", format="e4m3", place="paged16", new=1, splits=2)
+    yield _cache(format="int8.nibbles", place="paged16", new=1, splits=2)
     yield _cache(variant="softcap")
 
 
