@@ -51,7 +51,8 @@ using PlaneByte = std::conditional_t<Plane == 0, int8_t, uint8_t>;
 template <int R, int D>
 struct PlanesLeft {
   static_assert(D % kByteDepth == 0 && D < 512, "a sum of two planes has 32 bits");
-  static constexpr int kSharedBytes = 0, kSteps = D / kByteDepth;
+  static constexpr int kSteps = D / kByteDepth;
+  static constexpr int kSharedBytes = Group::turns > 1 ? Group::sharing * (kPlanes * R * D + R * 4) : 0;
   simd<uint8_t, kPlanes * R * D> x;  // [plane][step][row][kByteDepth columns]
   ColVec<R> unit;
 
@@ -65,7 +66,7 @@ struct PlanesLeft {
   }
 };
 template <class T, int R, int D>
-XF_INLINE void load(PlanesLeft<R, D>& A, const Rows<const T>& m) {
+XF_INLINE void make(PlanesLeft<R, D>& A, const Rows<const T>& m) {
   RegisterLeft<T, R, D> x;
   load(x, m);
   const PlaneUnits<R> units(largest_of_rows(x));
@@ -116,7 +117,7 @@ template <class T, int R, int D>
 XF_INLINE void load(SharedPlanes<R, D>& A, const Rows<const T>& m) {
   if (Group::turn() == 0) {
     PlanesLeft<R, D> own;
-    load(own, m);
+    make(own, m);
     XF_UNROLL for (int i = 0; i < kPlanes * A.kSteps * A.kTiles; ++i) {
       simd<uint8_t, kPlaneBlock> bytes = part<kPlaneBlock>(own.x, i * kPlaneBlock);
       simd<uint32_t, kPlaneBlock / 4> dwords = bytes.template bit_cast_view<uint32_t>();
@@ -128,6 +129,21 @@ XF_INLINE void load(SharedPlanes<R, D>& A, const Rows<const T>& m) {
   Group::meet_turns();
   auto bits = A.units().load(0);
   A.unit.x = bits.template bit_cast_view<float>();
+}
+// Of threads that take turns, one makes the planes, and the others take them over.
+template <class T, int R, int D>
+XF_INLINE void load(PlanesLeft<R, D>& A, const Rows<const T>& m) {
+  if constexpr (Group::turns > 1) {
+    SharedPlanes<R, D> shared;
+    load(shared, m);
+    A.unit = shared.unit;
+    XF_UNROLL for (int i = 0; i < kPlanes * A.kSteps * (R / 8); ++i) {
+      auto dwords = shared.blocks().load(i);
+      A.x.template select<kPlaneBlock, 1>(i * kPlaneBlock) = dwords.template bit_cast_view<uint8_t>();
+    }
+  } else {
+    make(A, m);
+  }
 }
 
 // Returns the product of 8 rows and 8 kLanes columns from those of the planes: add(sum, plane)
