@@ -3,9 +3,9 @@
     python perf/decode_cpu.py                                            # the whole grid
     python perf/decode_cpu.py --dtype bf16 --kv-len 4k --batch 1 --rounds 21 --threads 2
 
-Medians of interleaved rounds (xeflash.bench.timing). 32 query heads, head dim 128. Ours reads (B, S, Hk, D) caches
-where they are; torch gets contiguous (B, H, S, D) tensors of its own, and its fastest form counts. Every call is
-checked first.
+Medians of interleaved rounds (xeflash.bench.timing). 32 query heads, head dim 128; k8v4 is K in int8 and V in 4 bits.
+Ours reads (B, S, Hk, D) caches where they are; torch gets contiguous (B, H, S, D) tensors of its own, and its fastest
+form counts. Every call is checked first.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import itertools
 import os
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported
 
@@ -22,7 +23,7 @@ import torch
 import xeflash
 from rich.console import Console
 from rich.table import Table
-from xeflash.bench import forms
+from xeflash.bench import forms, kv_cache
 from xeflash.bench.attention import BENCHMARK
 from xeflash.bench.cases import Case, parse_choices, parse_sizes
 from xeflash.bench.environ import available_memory
@@ -30,7 +31,7 @@ from xeflash.bench.limits import instruction, words
 from xeflash.bench.timing import interleave
 
 HEADS, DIM = 32, 128
-KINDS = ("plain", "paged16", "paged256", "beams4", "e4m3", "int8")
+KINDS = ("plain", "paged16", "paged256", "beams4", "e4m3", "int8", "k8v4")
 
 
 def paged(x: torch.Tensor, page: int, places: torch.Tensor) -> torch.Tensor:
@@ -40,7 +41,7 @@ def paged(x: torch.Tensor, page: int, places: torch.Tensor) -> torch.Tensor:
     return pool
 
 
-def our_calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+def our_calls(case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
     """Returns calls on caches of every kind with q (B, 1, H, D), k and v (B, S, Hk, D)."""
 
     def on(*caches: torch.Tensor, **options: object) -> Callable[[], torch.Tensor]:
@@ -59,6 +60,9 @@ def our_calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Ca
     calls["e4m3"] = on(*eight)
     eight = ((x.float() * 32).clamp(-127, 127).round().to(torch.int8) for x in (k, v))
     calls["int8"] = on(*eight, k_scale=1 / 32, v_scale=1 / 32)
+    if case.dtype != "fp32":
+        cache = kv_cache.filled(replace(case, kv_dtype="k8v4"), *(x.transpose(1, 2) for x in (q, k, v)))
+        calls["k8v4"] = lambda: xeflash.flash_attn_with_kvcache(q, **cache, cache_seqlens=length)
     return calls
 
 
@@ -66,13 +70,13 @@ def measure(case: Case, rounds: int) -> dict[str, float]:
     """Returns the median ms of every call; raises an error if a result is wrong."""
     q = torch.randn(case.batch, 1, HEADS, DIM).to(forms.TORCH_DTYPES[case.dtype])
     k, v = (torch.randn(case.batch, case.seq_k, case.kv_heads, DIM).to(q.dtype) for _ in range(2))
-    calls = our_calls(q, k, v)
+    calls = our_calls(case, q, k, v)
     inputs = forms.Inputs(*(x.transpose(1, 2).contiguous() for x in (q, k, v)))
     torch_calls = forms.torch_forms(case, inputs)
     want = next(iter(torch_calls.values()))().float()
     for name, call in calls.items():
         error = (call().transpose(1, 2).float() - want).abs().max().item()
-        loose = {"e4m3": 0.2, "int8": 0.05}.get(name, 0.02)
+        loose = {"e4m3": 0.2, "int8": 0.05, "k8v4": 0.3}.get(name, 0.02)
         if name != "beams4" and error > loose:
             raise AssertionError(f"{case.label} {name}: error {error}")
     calls |= torch_calls
@@ -111,7 +115,7 @@ def main() -> None:
         rate = 1e-6 * case.kv_bytes / ms["plain"]
         by = instruction(BENCHMARK.arch_of(case, "cpu"), dtype)
         limit = meter.peaks.limit(by, case.flops, case.kv_bytes, 1e-3 * ms["plain"])
-        table.add_row(case.label, *(f"{ms[kind]:.3g}" for kind in KINDS), f"{fastest / ms['plain']:.1f}x",
+        table.add_row(case.label, *(f"{ms[kind]:.3g}" if kind in ms else "-" for kind in KINDS), f"{fastest / ms['plain']:.1f}x",
                       f"{rate:.1f}", f"{limit.percent_of_peak:.0f}", words(limit.bound_by, limit.peak))  # fmt: skip
     console = Console(width=140)
     console.print(table)
