@@ -115,8 +115,9 @@ def main() -> None:
         rate = 1e-6 * case.kv_bytes / ms["plain"]
         by = instruction(BENCHMARK.arch_of(case, "cpu"), dtype)
         limit = meter.peaks.limit(by, case.flops, case.kv_bytes, 1e-3 * ms["plain"])
-        table.add_row(case.label, *(f"{ms[kind]:.3g}" if kind in ms else "-" for kind in KINDS), f"{fastest / ms['plain']:.1f}x",
-                      f"{rate:.1f}", f"{limit.percent_of_peak:.0f}", words(limit.bound_by, limit.peak))  # fmt: skip
+        times = (f"{ms[kind]:.3g}" if kind in ms else "-" for kind in KINDS)
+        share, bound = f"{limit.percent_of_peak:.0f}", words(limit.bound_by, limit.peak)
+        table.add_row(case.label, *times, f"{fastest / ms['plain']:.1f}x", f"{rate:.1f}", share, bound)
     console = Console(width=140)
     console.print(table)
     console.print(meter.peaks.named())
