@@ -65,8 +65,9 @@ MORE: dict[str, dict[str, Any]] = {
     },
     "fp8": {"cache": "paged", "page_unit": 64, "cache_dtype": "float8_e4m3fn", "cache_scales": True},
 }
+MORE["nibbles"] = MORE["fp8"] | {"nibbles": True}
 TOGETHER = (*MORE, "turns+alibi", "alibi+documents", "packed+dropout+scores+documents", "packed+fp8", "scores+fp8")
-TOGETHER += ("packed+scores+fp8",)
+TOGETHER += ("packed+scores+fp8", "packed+nibbles", "packed+scores+nibbles")
 TRIES = 12  # kernels that are compiled for a line without an example
 _OF_CACHES = {"cache", "cache_dtype", "packed_heads", "split_keys"}
 CANNOT_HAVE = {"flash_fwd": set[str](), "flash_decode": {"dropout", "packed_heads", "adds_up"}}
