@@ -33,7 +33,7 @@ def problems(arch: str, algorithm: str, dtypes: tuple[str, ...], dims: tuple[int
     changes: tuple[dict[str, Any], ...] = ({"cache_dtype": "int8"}, {"hooks": ("SoftCap",)}, {})
     changes = changes[1:] if algorithm in xe.BACKWARD else changes
     changes = ({"mask": "Documents"}, *changes, *[{"packed_heads": True}] * (algorithm == "flash_fwd"))
-    changes += (FOUR_BITS,) * (algorithm == "flash_decode")
+    changes += (FOUR_BITS,) * (algorithm not in xe.BACKWARD)
     changes = ({},) if is_cpu(arch) else changes
     for dim, rows, dtype, access, change in itertools.product(sorted(dims), ROWS[algorithm], dtypes, accesses, changes):
         if change is not FOUR_BITS or (dtype != "fp32" and dim % 64 == 0):
