@@ -6,7 +6,7 @@ import engine as e
 import pytest
 import torch
 from vllm import __version__ as version
-from xeflash.integrations import _vllm_k8v4, vllm_backend
+from xeflash.integrations import _vllm_rows, vllm_backend
 from xeflash.selftest.attention.nibbles import packed, unpacked
 
 
@@ -142,19 +142,27 @@ def test_cache_in_eight_bits_does_what_rounded_keys_and_values_do(name, cache, f
 
 @pytest.mark.wide
 @pytest.mark.skipif(
-    _vllm_k8v4.NAME not in vllm_backend.XeflashBackend.supported_kv_cache_dtypes, reason="vLLM has no room for scales"
+    _vllm_rows.K8V4 not in vllm_backend.XeflashBackend.supported_kv_cache_dtypes, reason="vLLM has no room for scales"
 )
-def test_cache_of_values_in_four_bits_does_what_rounded_ones_do(folder, monkeypatch):
-    """In all layers but the first and last two, which vLLM keeps in 16 bits. fp16 moves some values by a step."""
-    given = {"attention_backend": "CUSTOM", "dtype": "float16", "kv_cache_dtype": _vllm_k8v4.NAME}
+@pytest.mark.parametrize(
+    ("cache", "dtype", "most"), [(_vllm_rows.K8V4, "float16", 0.5), ("int8_per_token_head", "float32", 0.1)]
+)
+def test_cache_with_scales_of_tokens_does_what_rounded_keys_and_values_do(cache, dtype, most, folder, monkeypatch):
+    """vLLM keeps the first and last two layers from k8v4. fp16 moves some values by a step."""
+    given = {"attention_backend": "CUSTOM", "dtype": dtype, "kv_cache_dtype": cache}
     with e.engine(e.saved("deep", folder), max_logprobs=e.FULL, **given) as (made, steps):
         got = e.generate(made, e.prompts(), logprobs=e.FULL)
 
+    def rounded(x):
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        return (x / scale).round() * scale
+
     def quantised(layer, key, value):
+        if cache != _vllm_rows.K8V4:
+            return rounded(key), rounded(value)
         if layer not in (2, 3):
             return key, value
-        scale = key.abs().amax(-1, keepdim=True) / 127
-        return (key / scale).round() * scale, torch.from_numpy(unpacked(*packed(value.numpy()))).float()
+        return rounded(key), torch.from_numpy(unpacked(*packed(value.numpy()))).float()
 
     mine, rounding = errors("deep", got, quantised, monkeypatch)
-    assert steps.calls and mine < 0.5 * rounding
+    assert steps.calls and mine < most * rounding

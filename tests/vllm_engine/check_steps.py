@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cover import few
 from tolerance import check_attention
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import FullAttentionSpec
@@ -139,40 +140,51 @@ def test_cache_in_eight_bits(name, dtype, device):
     s.check(output, CAUSAL)
 
 
-K8V4 = "turboquant_k8v4"
-PARTS = [DIM, DIM // 2, 4, DIM // 32]  # bytes of a key, of a value, of their scales
+K8V4, INT8, FP8 = "turboquant_k8v4", "int8_per_token_head", "fp8_per_token_head"
+PARTS = {name: (DIM, DIM, 4, 4) for name in (INT8, FP8)} | {K8V4: (DIM, DIM // 2, 4, DIM // 32)}  # bytes of a token
 
 
-def bytes_of_a_token():
+def bytes_of_a_token(name):
     spec = FullAttentionSpec(block_size=PAGE, num_kv_heads=HEADS_K, head_size=DIM, dtype=torch.uint8)
     assert XeflashBackend.customize_spec(spec).state_content_bytes is None
-    packed = replace(spec, kv_quant_mode=type(spec.kv_quant_mode)[K8V4.upper()])
+    packed = replace(spec, kv_quant_mode=type(spec.kv_quant_mode)[name.upper()])
     return XeflashBackend.customize_spec(packed).state_content_bytes
+
+
+def numbers(name, rows, scales):
+    """What rows of a cache and their scales, as bytes, stand for."""
+    if rows.shape[-1] < DIM:
+        return torch.from_numpy(unpacked(rows.numpy(), scales.view(torch.float16).numpy()))
+    dtype = torch.float8_e4m3fn if name == FP8 else torch.int8
+    return rows.view(dtype).double() * scales.view(torch.float32)
 
 
 @pytest.mark.skipif(not hasattr(XeflashBackend.__base__, "customize_spec"), reason="vLLM has no room for scales")
 @pytest.mark.parametrize("layout", ["heads beside each other", "tokens beside each other"])
-def test_cache_of_values_in_four_bits(layout, device):
-    s, size = Sequences(*MIXED, device), bytes_of_a_token()
-    assert sum(PARTS) <= size < sum(PARTS) + 16
+@pytest.mark.parametrize("name", few((K8V4, INT8, FP8), K8V4))
+def test_cache_with_scales_of_tokens(name, layout, device):
+    s, size, parts = Sequences(*MIXED, device), bytes_of_a_token(name), PARTS[name]
+    assert sum(parts) <= size < sum(parts) + 16
     shape = (PAGES, PAGE, HEADS_K, size) if layout[0] == "h" else (PAGES, HEADS_K, PAGE, size)
     cache = torch.full(shape, 255, dtype=torch.uint8, device=device)  # scales are NaN
     s.cache = cache.transpose(1, 2) if layout[0] == "h" else cache
-    impl = XeflashBackend.get_impl_cls()(HEADS, DIM, 0.125, HEADS_K, kv_cache_dtype=K8V4)
+    impl = XeflashBackend.get_impl_cls()(HEADS, DIM, 0.125, HEADS_K, kv_cache_dtype=name)
     places = [torch.tensor([int(row[i // PAGE]) * PAGE + i % PAGE for i in range(n)]) for row, n in
               zip(s.table, s.lengths, strict=True)]  # fmt: skip
     for (k, v), slots, more in zip(s.keys, places, s.common.query_start_loc.diff(), strict=True):
         old = len(slots) - int(more)
         impl.do_kv_cache_update(None, k[:old].to(device), v[:old].to(device), s.cache, slots[:old].to(device))
-    output = step(s, kv_cache_dtype=K8V4)
-    tokens = s.cache.cpu().transpose(1, 2).flatten(0, 1)[..., : sum(PARTS)]
-    k, v, k_scale, v_scale = (part.contiguous() for part in tokens.split(PARTS, -1))
-    k, v_scale = k.view(torch.int8).double() * k_scale.view(torch.float32), v_scale.view(torch.float16)
-    v, kept = torch.from_numpy(unpacked(v.numpy(), v_scale.numpy())), []
-    for (exact_k, exact_v), slots in zip(s.keys, places, strict=True):
-        kept.append([k[slots], v[slots]])
-        assert ((k[slots] - exact_k).abs() <= exact_k.abs().amax(-1, keepdim=True) / 253).all()
-        assert ((v[slots] - exact_v).abs() <= 1.01 * v_scale[slots].abs()).all()
+    output = step(s, kv_cache_dtype=name)
+    tokens = s.cache.cpu().transpose(1, 2).flatten(0, 1)[..., : sum(parts)]
+    k, v, *scales = (part.contiguous() for part in tokens.split(parts, -1))
+    held, kept = [numbers(name, *x) for x in ((k, scales[0]), (v, scales[1]))], []
+    halves = {K8V4: (127, 4), INT8: (127, 127), FP8: (14, 14)}[
+        name
+    ]  # of a step, in the largest; V may be cut at 7 of 8
+    for exact, slots in zip(s.keys, places, strict=True):
+        kept.append([x[slots] for x in held])
+        for got, want, steps in zip(kept[-1], exact, halves, strict=True):
+            assert ((got - want).abs() <= want.double().abs().amax(-1, keepdim=True) / steps / 1.99).all()
     s.keys = kept
     s.check(output, CAUSAL)
     assert (tokens == 255).all(-1).all(-1).sum() == PAGES * PAGE - sum(s.lengths)

@@ -27,14 +27,14 @@ from xeflash import merge_states, write_to_cache
 from xeflash.api.route import run
 from xeflash.call.call import Call
 from xeflash.call.schema import THD
-from xeflash.integrations import _vllm_k8v4
+from xeflash.integrations import _vllm_rows
 from xeflash.integrations._vllm_context import local_lengths, longest_local, merge_over_ranks
 from xeflash.integrations.vllm import NAME
 
 _EIGHT_BITS = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 _CACHE_DTYPES = ["auto", "float16", "bfloat16", *_EIGHT_BITS]  # the first three: the dtype of the model
-if hasattr(AttentionBackend, "customize_spec"):  # else vLLM has no room for scales of keys
-    _CACHE_DTYPES.append(_vllm_k8v4.NAME)
+if hasattr(AttentionBackend, "customize_spec"):  # else vLLM has no room for scales of tokens
+    _CACHE_DTYPES += _vllm_rows.KEYS
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 
@@ -91,19 +91,20 @@ class XeflashBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """Returns the specification of a layer's cache with the bytes of a token, if that has values in 4 bits."""
-        if spec.kv_quant_mode.name.lower() != _vllm_k8v4.NAME:
+        """Returns the specification of a layer's cache with the bytes of a token, if each token has scales."""
+        name = spec.kv_quant_mode.name.lower()
+        if name not in _vllm_rows.KEYS:
             return spec
-        return replace(spec, state_content_bytes=_vllm_k8v4.bytes_of_token(spec.head_size))
+        return replace(spec, state_content_bytes=_vllm_rows.bytes_of_token(name, spec.head_size))
 
     @classmethod
     def supports_combination(
         cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *more: Any, **named: Any
     ) -> str | None:
         """Returns why a cache with values in 4 bits cannot be had, or None."""
-        if kv_cache_dtype != _vllm_k8v4.NAME or not (head_size % _vllm_k8v4.UNIT or dtype is torch.float32):
+        if kv_cache_dtype != _vllm_rows.K8V4 or not (head_size % _vllm_rows.UNIT or dtype is torch.float32):
             return None
-        return f"{kv_cache_dtype} needs 16 bits and a multiple of {_vllm_k8v4.UNIT} as head_size"
+        return f"{kv_cache_dtype} needs 16 bits and a multiple of {_vllm_rows.UNIT} as head_size"
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
@@ -112,7 +113,7 @@ class XeflashBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_kv_cache_dtype(cls, kv_cache_dtype: str | None) -> bool:
-        """Returns whether a cache may have this type: the model's, 8-bit floats with the layer's scales, or k8v4."""
+        """Returns whether a cache may have this type: the model's, or of 8 bits or less with scales."""
         return kv_cache_dtype is None or kv_cache_dtype in _CACHE_DTYPES
 
     @classmethod
@@ -342,8 +343,8 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
 
     def _caches(self, layer: Any, kv_cache: Tensor) -> dict[str, Any]:
         """Returns keys and values as (pages, page, Hk, D), and their scales; vLLM stores 8-bit floats as bytes."""
-        if self.kv_cache_dtype == _vllm_k8v4.NAME:
-            return _vllm_k8v4.arrays_of(kv_cache, self.head_size)
+        if self.kv_cache_dtype in _vllm_rows.KEYS:
+            return _vllm_rows.arrays_of(self.kv_cache_dtype, kv_cache, self.head_size)
         dtype = _EIGHT_BITS.get(self.kv_cache_dtype)
         pages = (kv_cache if dtype is None else kv_cache.view(dtype)).transpose(1, 2)
         caches = dict(zip(("k_cache", "v_cache"), pages.split(self.head_size, dim=-1), strict=True))
