@@ -1,4 +1,5 @@
 // The vocabulary of flash_decode: its loop over the keys, and the keys and values of a thread.
+// Word: prefetch_rows  asks for rows that are needed soon
 #pragma once
 
 #include "attention/cache.hpp"

@@ -4,6 +4,7 @@
 //   Delta = rowsum(dO O) - dLSE, with O and its residual, unless the caller gives Delta
 // Dropout zeroes P in dV and dP, and scales what it keeps by keep_scale. Kernels multiply gradients
 // by keep_scale only at the end, so Delta is divided by it here.
+// Word: row_dots  returns rowsum(A B) of rows in memory
 #pragma once
 
 #include "attention/dropout.hpp"

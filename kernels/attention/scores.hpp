@@ -1,5 +1,6 @@
 // Turns the products of queries and keys into scores for the softmax: a variant scales and changes
 // them, and a mask hides some.
+// Word: columns_seen  says which columns of a block some rows need
 #pragma once
 
 #include "attention/mask_contract.hpp"

@@ -27,7 +27,6 @@
 //
 //   fill                       sets all elements to one value
 //   mma_ABt, mma_AB            S = A K^T; O += P V
-//   columns_seen               says which columns of a block some rows need
 //   settled                    returns O when all rows of V are added
 //   each                       calls f(value, row, column); row or column is a vector
 //   Numbers<N>                 one int per row or per column, which `each` passes in their place
@@ -35,7 +34,6 @@
 //   log_probs, any_above       X = scale S - m, log2 P; says whether any element is above a limit
 //   any_beyond                 says whether any value per row has a magnitude above a limit
 //   row_max, add_row_sums      the maximum of each row; l += rowsum P
-//   row_dots                   rowsum(A B) of rows in memory
 //   exp2_and_sum, kExp2Headroom
 //                              P = 2^X as a left operand, and its sums; both are multiplied by
 //                              2^-kExp2Headroom
@@ -64,11 +62,10 @@
 //   dot_rows, accumulate_rows  S = A K^T, added up over the team; O += P V
 //   each_row, each_in_row      call f(row) for every row; f(value, column) along one row
 //   store_row                  writes one row
-//   prefetch_rows              asks for rows that are needed soon
 //
 // Numbers, one lane or a vector of lanes:
 //
-//   bf16                       an element of 16 bits
+//   bf16, f16                  elements of 16 bits
 //   Floats, Ints, Bools        vectors of fp32, of int32, of the results of a comparison
 //   lane_index, kLanes         the vector 0, 1, ...; its number of lanes
 //   lowest_of                  the least of a vector of integers

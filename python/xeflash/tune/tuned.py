@@ -133,7 +133,7 @@ def key_of(desc: Desc) -> str:
     words += [desc.mask if desc.mask != "Window" else "", *desc.hooks]
     words += [f"bias.{desc.bias}" if desc.bias else "", *(x for x in ("score_mod", "mask_mod") if getattr(desc, x))]
     words += [f"kv.{desc.cache_dtype}" if desc.cache_dtype else ""]
-    words += [name for name in ("dropout", "packed_heads", "split_keys", "adds_up") if getattr(desc, name)]
+    words += [name for name in ("nibbles", "dropout", "packed_heads", "split_keys", "adds_up") if getattr(desc, name)]
     return " ".join(word for word in words if word)
 
 
