@@ -52,7 +52,8 @@ template <int R, int D>
 struct PlanesLeft {
   static_assert(D % kByteDepth == 0 && D < 512, "a sum of two planes has 32 bits");
   static constexpr int kSteps = D / kByteDepth;
-  static constexpr int kSharedBytes = Group::turns > 1 ? Group::sharing * (kPlanes * R * D + R * 4) : 0;
+  static constexpr int kSharedBytes =
+      Group::turns > 1 ? Group::sharing * (kPlanes * R * D + R * 4) : 0;
   simd<uint8_t, kPlanes * R * D> x;  // [plane][step][row][kByteDepth columns]
   ColVec<R> unit;
 
@@ -139,7 +140,8 @@ XF_INLINE void load(PlanesLeft<R, D>& A, const Rows<const T>& m) {
     A.unit = shared.unit;
     XF_UNROLL for (int i = 0; i < kPlanes * A.kSteps * (R / 8); ++i) {
       auto dwords = shared.blocks().load(i);
-      A.x.template select<kPlaneBlock, 1>(i * kPlaneBlock) = dwords.template bit_cast_view<uint8_t>();
+      A.x.template select<kPlaneBlock, 1>(i * kPlaneBlock) =
+          dwords.template bit_cast_view<uint8_t>();
     }
   } else {
     make(A, m);

@@ -44,11 +44,12 @@ XF_INLINE void dot_rows(Tile<R, N>& S, StagedPlanes<R, D, N>& A, const Block& K)
           sum = esimd::xmx::dpas<8, 8, int32_t>(sum, A.query.template block<plane>(r, step), k);
         }
       });
+      const simd<float, 8> unit = part<8>(A.query.unit.x, r * 8);  // of this thread's columns
+      s *= unit.template replicate_vs_w<8, 0, 8>(0);
       own.store(key / 8 * kTiles + r, s.template bit_cast_view<uint32_t>());
     }
   }
   add_up(S, A.scores);
-  S *= A.query.unit;
   if constexpr (kScaled<Block>) scale_columns(S, K.scales);
 }
 
