@@ -54,29 +54,26 @@ struct Right<T, N, D, Block, Begin> {
   }
   using SharedStream = typename Numbers::SharedStream;
 
-  // A message brings the words of one unit or two, with those of two keys in a dword. Units are
-  // multiplied one after the other, so two that are loaded together have all rows.
-  static constexpr int kSide = kUnits % 2 == 0 && N == kRows ? 2 : 1, kReads = kUnits / kSide;
+  // A message brings the words of a unit, with those of two keys in a dword.
   using Messages =
-      xe::Messages<BlockMessage<uint16_t, kUnitWords, kRows, kSide>, N / kRows * kReads, 4, 1>;
-  static XF_INLINE int across(int i) { return i % kReads * kSide * kUnitWords; }
+      xe::Messages<BlockMessage<uint16_t, kUnitWords, kRows>, N / kRows * kUnits, 4, 1>;
+  static XF_INLINE int across(int i) { return i % kUnits * kUnitWords; }
   struct Stream2d {
-    static constexpr int kDwords = kRows * kUnitWords / 2;  // of a unit
     BlockReader<Messages, D / kPerElement<E>, Block> reader;
-    simd<uint32_t, kSide * kDwords> words;
+    simd<uint32_t, kRows * kUnitWords / 2> words;
     XF_INLINE explicit Stream2d(const Right& V) : reader(V.memory, across) {
       reader.messages.begin(reader.row);
     }
     template <int j, int n>
     XF_INLINE simd<T, kRows * kColumns> load() {
-      constexpr int kUnit = n / 4, kRead = kUnit / kSide;
-      if constexpr (n % (4 * kSide) == 0) {
+      constexpr int u = n / 4;
+      if constexpr (n % 4 == 0) {
         auto loaded =
-            reader.messages.template load<Form::paired, j * kReads + kRead,
-                                          kRead * kSide * kUnitWords, j * kRows>(reader.row);
+            reader.messages.template load<Form::paired, j * kUnits + u, u * kUnitWords, j * kRows>(
+                reader.row);
         words = loaded.template bit_cast_view<uint32_t>();
       }
-      return nibbles_plus_16<T>(part<kDwords>(words, kUnit % kSide * kDwords), n % 4);
+      return nibbles_plus_16<T>(words, n % 4);
     }
   };
   using Stream = std::conditional_t<Group::staged, SharedStream, Stream2d>;
