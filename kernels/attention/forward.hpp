@@ -29,8 +29,12 @@ struct FwdTiles {
   static constexpr int kQuery =
       larger(shared_bytes<KeyTile>(), kValues + shared_bytes<ValueTile>());
   // The bytes that are in registers at the same time as Q. S is there twice: as it is, and relative
-  // to m.
-  static constexpr int kBeside = sizeof(OutputTile) + 2 * sizeof(ScoreTile);
+  // to m. So is P of a team where V is in 4 bits: as it is, and with the scales of a unit.
+  using ValueElement = typename Config::ValueElement;
+  static constexpr int kScaled =
+      kNibbles<ValueElement> && Group::team > 1 ? Br * Bc * static_cast<int>(sizeof(E)) : 0;
+  static constexpr int kBeside =
+      sizeof(OutputOf<OutputTile, ValueElement>) + 2 * sizeof(ScoreTile) + kScaled;
   using QueryTile =
       Left<E, Br, d, Placed<typename OwnRows::template Matrix<const T>, kQuery, kBeside>>;
   static constexpr int kJoint = kQuery + shared_bytes<QueryTile>();

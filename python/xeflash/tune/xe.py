@@ -196,7 +196,7 @@ def _can_have(desc: Desc, block_q: int) -> bool:
     threads = 1 << (parts - 1).bit_length()
     small_pages = desc.cache == "paged" and desc.page_unit < threads * shared.lanes_of(desc)
     alone = threads == 1 or (desc.algorithm == "flash_fwd" and not (desc.split_keys or small_pages))
-    return alone and desc.rows > block_q
+    return alone and desc.rows >= block_q + (not desc.nibbles)  # two tiles would widen V twice
 
 
 def keeps_order(desc: Desc) -> bool:
