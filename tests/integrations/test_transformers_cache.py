@@ -355,6 +355,18 @@ def test_attention_is_that_of_what_is_kept(dtype, form, written_by_others):
             assert (held(layer)[0][:, :, -tokens:] - key).abs().max() < 6 * STEPS[dtype]
 
 
+def test_keys_are_whole_where_attention_on_tensors_needs_scores():
+    cache = XeCache(DECODERS["llama"], dtype=torch.int8)
+    layer, states = cache.layers[0], cache.update(*new_states(2, 5), 0)
+    holes = torch.tensor([[1, 0, 1, 1, 1], [1, 1, 1, 1, 1]]).bool()
+    assert layer.attend(torch.randn(2, 4, 5, DIM), 5, holes, (-1, -1), softcap=3.0) is None
+    states[0].tensor()
+    assert layer._mean is None
+    cache.reset()
+    cache.update(*new_states(2, 5), 0)[0].tensor()
+    assert layer._mean is not None
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize(("name", "beams"), [("llama", 1), ("mistral", 1), ("gemma2", 1), ("gemma2", 4)])
 def test_values_in_four_bits(name, beams):

@@ -34,6 +34,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         self.version = 0
         self._new: tuple[torch.Tensor, ...] = ()  # keys and values that are not written yet, the last of those used
         self._mean: torch.Tensor | None = None  # (1, heads, 1, D), that keys are less by
+        self._keeps_whole = False  # keys, as attention has to see scores as they are
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Takes types, sizes and device from the first states; the number of columns is the cache's."""
@@ -134,7 +135,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         if self._new:
             keys, values = self._new
             length -= keys.shape[2]
-            if self._kept_dtype and not self.left_behind + length and not _needs_scores(**options):
+            if self._kept_dtype and not self._keeps_whole and not self.left_behind + length:
                 self._mean = keys.mean((0, 2), keepdim=True)
             k = (keys if self._mean is None else keys - self._mean).transpose(1, 2)
             v = values.transpose(1, 2)
@@ -149,9 +150,10 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         self, query: torch.Tensor, visible: int, padding: torch.Tensor | None, window: tuple[int, int], **options: Any
     ) -> torch.Tensor | None:
         """Attends to the last `visible` keys in place; returns None if that needs more than padding on the left."""
-        if self.columns.window is not None and not 0 <= window[0] < self.columns.window:
+        self._keeps_whole |= _needs_scores(**options)
+        if self._mean is not None and self._keeps_whole:
             return None
-        if self._mean is not None and _needs_scores(**options):
+        if self.columns.window is not None and not 0 <= window[0] < self.columns.window:
             return None
         starts = None
         if padding is not None:
@@ -200,6 +202,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = False
         self.used = self.left_behind = 0
         self._arrays, self._cached, self._new, self._mean = [], {}, (), None
+        self._keeps_whole = False
         self.version += 1
 
 
