@@ -311,7 +311,7 @@ def test_eight_bits(dtype, beams):
 
 
 FEWER_BITS = (*EIGHT_BITS, "k8v4")
-DIMS = {**dict.fromkeys(EIGHT_BITS, DIM), "k8v4": 128}  # as in other tests, which share its kernels
+SHAPES = {**dict.fromkeys(EIGHT_BITS, (torch.float32, DIM)), "k8v4": (torch.bfloat16, 128)}  # of kernels of other tests
 FORMS = {
     "plain": ({}, {}),
     "sinks": ({"s_aux": torch.tensor([0.5, -1.0, 2.0, 1.0])}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 1.0])}),
@@ -328,28 +328,33 @@ def held(layer):
     return k, v.double() * scales[1][..., None]
 
 
-@pytest.mark.parametrize("written_by_others", [False, True])
 @pytest.mark.parametrize(
-    ("dtype", "form"), few_rows(product(FEWER_BITS, FORMS), *product(("k8v4",), ("plain", "sinks")))
+    ("dtype", "form", "written_by_others"),
+    few_rows(
+        product(FEWER_BITS, FORMS, (False, True)),
+        *(("k8v4", form, False) for form in ("plain", "sinks")),
+        *(("k8v4", "plain", True), (torch.int8, "sinks", True)),
+    ),
 )
 def test_attention_is_that_of_what_is_kept(dtype, form, written_by_others):
     """Where keys have much in common, but with sinks and softcap, which have to see the scores themselves."""
     given, features = FORMS[form]
     cache, module = XeCache(DECODERS["llama"], dtype=dtype), torch.nn.Module()
-    common = 50 * torch.randn(1, HEADS, 1, DIMS[dtype])
+    model, dim = SHAPES[dtype]
+    common = 50 * torch.randn(1, HEADS, 1, dim)
     for tokens in (17, 1, 1):
-        key, value = new_states(2, tokens, DIMS[dtype])
-        key = (key + common).bfloat16()
-        states = cache.update(key, value.bfloat16(), 0)
+        key, value = new_states(2, tokens, dim)
+        key = (key + common).to(model)
+        states = cache.update(key, value.to(model), 0)
         if written_by_others and tokens > 1:
             states[0].tensor()
-        query = 0.1 * torch.randn(2, 4, tokens, DIMS[dtype], dtype=torch.bfloat16)
+        query = 0.1 * torch.randn(2, 4, tokens, dim, dtype=model)
         out = attention_function(module, query, *states, None, **given)[0].transpose(1, 2)
         layer = cache.layers[0]
         assert (layer._mean is None) == (form != "plain" and not written_by_others)
         exact = held(layer)
         if layer._mean is not None and form != "plain":  # attention is given tensors
-            exact = tuple(x.bfloat16() for x in exact)
+            exact = tuple(x.to(model) for x in exact)
         check_attention(f"{tokens} tokens", query, *exact, Features(window=(-1, 0)).with_(**features), out)
         if layer._mean is not None:
             assert (held(layer)[0][:, :, -tokens:] - key).abs().max() < 6 * STEPS[dtype]
@@ -383,8 +388,8 @@ def test_rows_and_columns_of_quantised_states(dtype, monkeypatch):
     """They are moved, not quantised again."""
     monkeypatch.setattr(columns, "SPARE", 64)
     cache = XeCache(DECODERS["llama"], dtype=dtype)
-    model = torch.bfloat16 if dtype == "k8v4" else torch.float32
-    first, second = (tuple(x.to(model) for x in new_states(3, tokens, DIMS[dtype])) for tokens in (5, 2))
+    model, dim = SHAPES[dtype]
+    first, second = (tuple(x.to(model) for x in new_states(3, tokens, dim)) for tokens in (5, 2))
     kept = [x.clone() for x in cache.update(*first, 0)]
     cache.reorder_cache(torch.tensor([2, 0, 0]))
     cache.update(*second, 0)[0].clone()
