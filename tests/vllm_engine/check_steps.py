@@ -18,14 +18,14 @@ PAGES, PAGE, HEADS, HEADS_K, DIM = 12, 16, 6, 2, 64
 GPU_TESTS = ("step", "window", "sinks", "fp8", "slots", "encoder")
 
 
-def new_cache(dtype=torch.bfloat16):
+def new_cache(dim=DIM):
     """As vLLM's runner makes it: (pages, heads, page, 2 D), here with the heads of a token beside each other."""
-    return torch.full((PAGES, PAGE, HEADS_K, 2 * DIM), torch.nan, dtype=dtype).transpose(1, 2)
+    return torch.full((PAGES, PAGE, HEADS_K, 2 * dim), torch.nan, dtype=torch.bfloat16).transpose(1, 2)
 
 
 def keys_and_values(cache):
     """Views (slots, heads, D)."""
-    return cache.transpose(1, 2).flatten(0, 1).split(DIM, -1)
+    return cache.transpose(1, 2).flatten(0, 1).chunk(2, -1)
 
 
 def config(ranks=1):
@@ -37,25 +37,25 @@ def config(ranks=1):
 class Sequences:
     """Sequences with keys in a cache already, and the tokens that a step adds."""
 
-    def __init__(self, before, new, device="cpu", padding=3):
+    def __init__(self, before, new, device="cpu", padding=3, dim=DIM):
         with torch.device("cpu"):
-            self.draw(before, new, padding)
+            self.draw(before, new, padding, dim)
         for name in ("q", "k", "v", "cache"):
             setattr(self, name, getattr(self, name).to(device))
         for name in ("query_start_loc", "seq_lens", "block_table_tensor", "slot_mapping"):
             setattr(self.common, name, getattr(self.common, name).to(device))
 
-    def draw(self, before, new, padding):
+    def draw(self, before, new, padding, dim):
         self.lengths = [a + b for a, b in zip(before, new, strict=True)]
         self.tokens = sum(new)
         self.table = torch.randperm(PAGES)[: 3 * len(new)].view(len(new), 3).int()
-        self.q = torch.randn(self.tokens + padding, HEADS, DIM).bfloat16()
-        self.k, self.v = torch.randn(2, self.tokens + padding, HEADS_K, DIM).bfloat16()
-        self.cache = new_cache()
+        self.q = torch.randn(self.tokens + padding, HEADS, dim).bfloat16()
+        self.k, self.v = torch.randn(2, self.tokens + padding, HEADS_K, dim).bfloat16()
+        self.cache = new_cache(dim)
         slots, starts, self.keys = [], [0], []
         for b, (n, more) in enumerate(zip(before, new, strict=True)):
             places = torch.tensor([int(self.table[b, i // PAGE]) * PAGE + i % PAGE for i in range(n + more)])
-            old = torch.randn(2, n, HEADS_K, DIM).bfloat16()
+            old = torch.randn(2, n, HEADS_K, dim).bfloat16()
             for rows, cache in zip(old, keys_and_values(self.cache), strict=True):
                 cache[places[:n]] = rows
             mine = slice(starts[-1], starts[-1] + more)
@@ -91,7 +91,7 @@ class Sequences:
 
 
 def step(s, layer=None, **features):
-    impl = XeflashBackend.get_impl_cls()(HEADS, DIM, 0.125, HEADS_K, **features)
+    impl = XeflashBackend.get_impl_cls()(HEADS, s.q.shape[-1], 0.125, HEADS_K, **features)
     output = torch.full_like(s.q, torch.nan)
     impl.do_kv_cache_update(layer, s.k, s.v, s.cache, s.common.slot_mapping)
     assert impl.forward(layer, s.q, s.k, s.v, s.cache, s.metadata(), output) is output
@@ -141,11 +141,11 @@ def test_cache_in_eight_bits(name, dtype, device):
 
 
 K8V4, INT8, FP8 = "turboquant_k8v4", "int8_per_token_head", "fp8_per_token_head"
-PARTS = {name: (DIM, DIM, 4, 4) for name in (INT8, FP8)} | {K8V4: (DIM, DIM // 2, 4, DIM // 32)}  # bytes of a token
+PARTS = {name: (128, 128, 4, 4) for name in (INT8, FP8)} | {K8V4: (128, 64, 4, 4)}  # bytes of a token, D 128
 
 
 def bytes_of_a_token(name):
-    spec = FullAttentionSpec(block_size=PAGE, num_kv_heads=HEADS_K, head_size=DIM, dtype=torch.uint8)
+    spec = FullAttentionSpec(block_size=PAGE, num_kv_heads=HEADS_K, head_size=128, dtype=torch.uint8)
     assert XeflashBackend.customize_spec(spec).state_content_bytes is None
     packed = replace(spec, kv_quant_mode=type(spec.kv_quant_mode)[name.upper()])
     return XeflashBackend.customize_spec(packed).state_content_bytes
@@ -153,7 +153,7 @@ def bytes_of_a_token(name):
 
 def numbers(name, rows, scales):
     """What rows of a cache and their scales, as bytes, stand for."""
-    if rows.shape[-1] < DIM:
+    if rows.shape[-1] < 128:
         return torch.from_numpy(unpacked(rows.numpy(), scales.view(torch.float16).numpy()))
     dtype = torch.float8_e4m3fn if name == FP8 else torch.int8
     return rows.view(dtype).double() * scales.view(torch.float32)
@@ -163,12 +163,12 @@ def numbers(name, rows, scales):
 @pytest.mark.parametrize("layout", ["heads beside each other", "tokens beside each other"])
 @pytest.mark.parametrize("name", few((K8V4, INT8, FP8), K8V4))
 def test_cache_with_scales_of_tokens(name, layout, device):
-    s, size, parts = Sequences(*MIXED, device), bytes_of_a_token(name), PARTS[name]
+    s, size, parts = Sequences(*MIXED, device, dim=128), bytes_of_a_token(name), PARTS[name]
     assert sum(parts) <= size < sum(parts) + 16
     shape = (PAGES, PAGE, HEADS_K, size) if layout[0] == "h" else (PAGES, HEADS_K, PAGE, size)
     cache = torch.full(shape, 255, dtype=torch.uint8, device=device)  # scales are NaN
     s.cache = cache.transpose(1, 2) if layout[0] == "h" else cache
-    impl = XeflashBackend.get_impl_cls()(HEADS, DIM, 0.125, HEADS_K, kv_cache_dtype=name)
+    impl = XeflashBackend.get_impl_cls()(HEADS, 128, 0.125, HEADS_K, kv_cache_dtype=name)
     places = [torch.tensor([int(row[i // PAGE]) * PAGE + i % PAGE for i in range(n)]) for row, n in
               zip(s.table, s.lengths, strict=True)]  # fmt: skip
     for (k, v), slots, more in zip(s.keys, places, s.common.query_start_loc.diff(), strict=True):
