@@ -42,7 +42,7 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
 
   QueryTile Q;
   load(Q, seq.q_heads<const T>(p.q, work.head, work.heads).columns(q_column, Config::head_dim));
-  OutputOf<RowTile<Br, dv>, ValueElement> sums;
+  RowOutput<T, Br, dv, ValueElement> sums;
   fill(sums, 0.f);
   RowVec<Br> m(Softmax::first_max(p, exponents));
   RowSum<Br> l;

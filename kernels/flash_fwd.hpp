@@ -26,7 +26,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
 
   typename Tiles::QueryTile Q;
   load(Q, rows.template of<const T>(p.q));
-  OutputOf<typename Tiles::OutputTile, typename Config::ValueElement> sums;
+  typename Tiles::OutputSums sums;
   fill(sums, 0.f);
   RunningSoftmax<Config> softmax(p);
 

@@ -1,5 +1,6 @@
 // The vocabulary of flash_fwd: its tiles, its loop over the keys, its running softmax.
-// Word: ProbsOf  the type of P, a left operand or another, for rows of V in some elements
+// Word: ProbsOf   the type of P, a left operand or another, for rows of V in some elements
+// Word: OutputOf  the tile O, or its sums while such rows are added
 #pragma once
 
 #include "attention/cache.hpp"
@@ -20,6 +21,7 @@ struct FwdTiles {
   using ScoreTile = Tile<Br, Bs>;
   using ProbTile = ProbsOf<Left<E, Br, Bs, TeamPart>, typename Config::ValueElement>;
   using OutputTile = Tile<Br, dv>;
+  using OutputSums = OutputOf<OutputTile, typename Config::ValueElement>;
 
   // In shared memory K comes first, then V, then Q, then the P that a team shares. The V of a team
   // is wide, and takes the place of K.

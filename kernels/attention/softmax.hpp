@@ -8,7 +8,6 @@ namespace xeflash {
 
 // O and l are rescaled only when m grows by more than a slack. P may therefore exceed 1, up to
 // 2^kSlack; the final division by l removes this factor.
-constexpr int kSlack = 8;
 
 XF_INLINE float power_of_two(int n) {
   return __builtin_bit_cast(float, static_cast<int32_t>((n + 127) << 23));
@@ -88,7 +87,7 @@ template <class Config>
 XF_INLINE Exponents exponents_of(const FwdParams& p) {
   constexpr bool takes_headroom = std::is_same_v<typename Config::Element, bf16>;
   const float unit = Config::ScoreVariant::kIdentity ? p.scale : 1.f;
-  return {unit, Config::slack, takes_headroom ? 32 : kExp2Headroom};
+  return {unit, Config::slack, takes_headroom ? kHeadroom : kExp2Headroom};
 }
 
 // P = exp(S - m), l += rowsum P. exp2 has a polynomial of this degree.

@@ -54,6 +54,8 @@ struct RowTile {
 // P stays in fp32, as nothing is gained by rounding it.
 template <class T, int R, int C, class E>
 using RowProbs = RowTile<R, C>;
+template <class T, int R, int C, class E>
+using RowOutput = RowTile<R, C>;
 template <int R, int C>
 XF_INLINE void fill(RowTile<R, C>& t, float value) {
   XF_NO_UNROLL for (int r = 0; r < R; ++r) {

@@ -10,5 +10,8 @@ constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kMostFinite = 0x1.fffffep127f;
 // The running maximum of a row that has seen no key: no finite score is below it.
 constexpr float kNoScore = -kMostFinite;
+// P is at most 2^kSlack, and 2^-kHeadroom times that beside values in bf16: see
+// attention/softmax.hpp.
+constexpr int kSlack = 8, kHeadroom = 32;
 
 }  // namespace xeflash

@@ -153,7 +153,7 @@ static_assert(requires { allocate_shared<Output, shared_bytes<Key>()>(); });
 // ---- few rows -----------------------------------------------------------------------------------
 
 using Heads = RowTile<8, N>;
-using HeadOutput = RowTile<8, D>;
+using HeadOutput = RowOutput<T, 8, D, T>;
 using HeadQuery = RowLeft<T, 8, D, N, T>;
 using HeadProbs = RowProbs<T, 8, N, T>;
 

@@ -12,7 +12,6 @@
 //   RightT<T, N, D, Block>     the right operand of mma_ABt, the N rows of a block of K
 //   Right<T, N, D, Block>      the right operand of mma_AB, the N rows of a block of V
 //   Operand<T, E>              the type in which elements E of a cache are multiplied
-//   OutputOf<Tile, E>          the tile O, or its sums while rows of V in elements E are added
 //
 // Tiles and memory:
 //
@@ -59,6 +58,7 @@
 //                              fp32 elements; one fp32 value per row; the sum of each row
 //   RowLeft<T, R, D, N, E>     Q, which is multiplied by N rows of E at a time
 //   RowProbs<T, R, C, E>       P, for rows of V in elements E
+//   RowOutput<T, R, C, E>      the tile O, or its sums while such rows are added
 //   dot_rows, accumulate_rows  S = A K^T, added up over the team; O += P V
 //   each_row, each_in_row      call f(row) for every row; f(value, column) along one row
 //   store_row                  writes one row

@@ -222,4 +222,8 @@ XF_INLINE void scale_columns(RegisterLeft<T, R, C>& P, const Factors& factors, f
   scale_columns_by(P, simd<float, C>(read_values<C>(factors, 0) * unit));
 }
 
+// P in fp32 beside queries of type T, until it is multiplied by the scales of V.
+template <class T, int R, int C>
+struct FloatProbs : RegisterLeft<float, R, C> {};
+
 }  // namespace xeflash::xe

@@ -96,9 +96,6 @@ XF_INLINE simd<float, N> read_unit_scales(const M& scales, int first, int unit) 
   return x;
 }
 
-// P in fp32, which is multiplied in T once it has the scales of a unit.
-template <class T, int R, int C>
-struct FloatProbs : RegisterLeft<float, R, C> {};
 // The members of a team exchange parts of P in T.
 template <class Probs, class E>
 struct ProbsFor {

@@ -1,6 +1,7 @@
 // The types of tiles for few rows.
 #pragma once
 
+#include "xe/row_byte_values.hpp"
 #include "xe/row_nibbles.hpp"
 #include "xe/row_shared_bytes.hpp"
 #include "xe/row_tile.hpp"
@@ -20,30 +21,35 @@ template <class T, int R, int D, int N, class E>
 using MatrixRowLeft =
     std::conditional_t<(R * D * sizeof(T) <= kGrfBytes * (N > 16 ? 8 : 9) / 32 && !kQuantised<E>),
                        Left<T, R, D>, Left<T, R, D, Placed<Rows<const T>, 0>>>;
-// Q beside keys in int8, for D whose sums fit in 32 bits. Its planes stay in registers if they take
-// at most 3/16 of them.
+// Q beside keys in 8 bits, for D whose sums fit in 32 bits. Its planes stay in registers if they
+// take at most 3/16 of them.
 template <class E, int D>
-constexpr bool kByBytes = std::is_same_v<E, int8_t> && D % kByteDepth == 0 && D < 512;
-template <int R, int D>
-using RowPlanes =
-    std::conditional_t<kPlanes * R * D <= kGrfBytes * 3 / 16, PlanesLeft<R, D>, SharedPlanes<R, D>>;
+constexpr bool kByBytes = kQuantised<E> && D % kByteDepth == 0 && D < 512;
+template <class E, int R, int D>
+using RowPlanes = std::conditional_t<kPlanes<E> * R * D <= kGrfBytes * 3 / 16, PlanesLeft<E, R, D>,
+                                     SharedPlanes<E, R, D>>;
 template <class T, int R, int D, int N, class E>
 using LoneRowLeft =
-    std::conditional_t<kByBytes<E, D>, RowPlanes<R, D>, MatrixRowLeft<T, R, D, N, E>>;
+    std::conditional_t<kByBytes<E, D>, RowPlanes<E, R, D>, MatrixRowLeft<T, R, D, N, E>>;
 template <class T, int R, int D, int N, class E>
 using StagedRowLeft =
-    std::conditional_t<kByBytes<E, D>, StagedPlanes<R, D, N>, SharedRight<T, R, D, N>>;
+    std::conditional_t<kByBytes<E, D>, StagedPlanes<E, R, D, N>, SharedRight<T, R, D, N>>;
 template <class T, int R, int D, int N, class E>
 using RowLeft = std::conditional_t<
     !kByMatrixUnit<R>, RowMajor<R, D>,
     std::conditional_t<Group::staged, StagedRowLeft<T, R, D, N, E>,
                        std::conditional_t<Group::team == 1, LoneRowLeft<T, R, D, N, E>,
                                           TeamLeft<R, N, LoneRowLeft<T, R, D, N, E>>>>>;
-// P, which stays in fp32 for the vector unit, and for V in 4 bits.
+// P, which stays in fp32 for the vector unit, and until it is multiplied by the scales of V.
 template <class T, int R, int C, class E>
-using MatrixRowProbs = std::conditional_t<kNibbles<E>, FloatProbs<T, R, C>, Left<T, R, C>>;
+using RowProbs =
+    std::conditional_t<!kByMatrixUnit<R>, RowMajor<R, C>,
+                       std::conditional_t<kQuantised<E>, FloatProbs<T, R, C>, Left<T, R, C>>>;
 template <class T, int R, int C, class E>
-using RowProbs = std::conditional_t<kByMatrixUnit<R>, MatrixRowProbs<T, R, C, E>, RowMajor<R, C>>;
+using MatrixRowOutput = std::conditional_t<kQuantised<E> && !kNibbles<E>, ByteSums<T, E, R, C>,
+                                           OutputOf<Tile<R, C>, E>>;
+template <class T, int R, int C, class E>
+using RowOutput = std::conditional_t<kByMatrixUnit<R>, MatrixRowOutput<T, R, C, E>, RowMajor<R, C>>;
 
 // The blocks in which the rows of O go from thread to thread.
 template <int R, int D>

@@ -158,8 +158,12 @@ def named_arch(desc: AnyDesc) -> str:
 
 
 def _holds_little(desc: Desc) -> bool:
-    """Returns whether fp16 has to hold P times the scale of V, so that P must not exceed 1."""
-    return (desc.cache_scales or desc.nibbles) and desc.dtype == "float16" and desc.arch not in _CPU_ISA
+    """Returns whether fp16 has to hold P times the scale of V, so that P must not exceed 1.
+
+    Decoding divides the scales of 8 bits by the largest.
+    """
+    scaled = desc.nibbles or (desc.cache_scales and desc.algorithm != "flash_decode")
+    return scaled and desc.dtype == "float16" and desc.arch not in _CPU_ISA
 
 
 def _softmax(desc: Desc, config: Config) -> str:
