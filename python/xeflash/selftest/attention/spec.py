@@ -53,8 +53,8 @@ class Spec:
     # plain, index (of sequences), pad (on the left), paged16 ..., beams: all sequences share what they hold, beams2
     # ...: so many do; with + behind it pad, or shared: places that several sequences have
     place: str = ""
-    # of the cache, if it is not dtype: e4m3, e5m2, int8 with a scale; with .array of scales, .none; .nibbles: V in 4 bits,
-    # whose units have scales, and those of K rows
+    # of the cache, if it is not dtype: e4m3, e5m2, int8 with a scale; with .array of scales, .none, or .nibbles: V in 4
+    # bits, beside K with scales of rows
     format: str = ""
     new: int = 0
     rotary: str = ""  # pairs, halves
