@@ -88,7 +88,6 @@ OF_TYPES = {
     ("fp32", 64, 64): "plain- plain--softcap plain--alibi paged- beam- beam-e5m2 plain-int8.array paged-e4m3.array",
     ("bf16", 64, 64): "plain- paged-e5m2-softcap+alibi",
     ("bf16", 576, 512): "beam-int8.array-softcap+alibi",
-    ("bf16", 128, 128): "paged-int8.nibbles",
     ("fp16", 64, 64): "plain-",
     ("fp16", 256, 256): "paged-int8 beam-e4m3.array-softcap+alibi",
 }
