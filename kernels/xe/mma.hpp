@@ -105,35 +105,33 @@ XF_INLINE ColVec<R> row_dots(const Rows<const T>& A, const Rows<const T>& B) {
   return diagonal;
 }
 
-// O += P V for columns in blocks kFirst to kFirst + kCount - 1 of V, which the stream reads.
-template <class Blocks, int kFirst, int kCount, class T, int R, int N, int D>
-XF_INLINE void add_products(Tile<R, D>& O, const RegisterLeft<T, R, N>& P,
-                            typename Blocks::Stream& stream) {
+// O += P V for rows of V in blocks j, from row j kRows on, and columns in blocks kFirst to kFirst +
+// kCount - 1, which the stream reads. P has the columns from kBegin on.
+template <class Blocks, int j, int kFirst, int kCount, int kBegin, class T, int R, int N, int D>
+XF_INLINE void add_block_products(Tile<R, D>& O, const RegisterLeft<T, R, N>& P,
+                                  typename Blocks::Stream& stream) {
   constexpr int kChunks = Blocks::kColumns / kLanes;
-  in_steps<N / Blocks::kRows>([&](auto at_rows) __attribute__((always_inline)) {
-    constexpr int j = at_rows;
-    in_steps<kCount>([&](auto at) __attribute__((always_inline)) {
-      constexpr int n = kFirst + at;
-      const auto block = stream.template load<j, n>();
-      XF_UNROLL for (int k = 0; k < Blocks::kRows / kDepth; ++k) {
-        XF_UNROLL for (int b = 0; b < kChunks && n * kChunks + b < O.kChunks; ++b) {
-          const auto B =
-              part<kDepth * kLanes>(block, (b * (Blocks::kRows / kDepth) + k) * kDepth * kLanes);
-          XF_UNROLL for (int r = 0; r < R / 8; ++r) {
-            auto C = O.block(r, n * kChunks + b);
-            const int row = j * Blocks::kRows + k * kDepth;
-            if constexpr (sizeof(T) == 2) {
-              multiply<T>(C, B, P.block(r, row / kDepth), false);
-            } else {
-              XF_UNROLL for (int i = 0; i < kDepth / kLanes; ++i) {
-                multiply<kLanes>(C, part<kLanes * kLanes>(B, i * kLanes * kLanes),
-                                 P.block(r, row / kLanes + i), 0, false);
-              }
+  in_steps<kCount>([&](auto at) __attribute__((always_inline)) {
+    constexpr int n = kFirst + at;
+    const auto block = stream.template load<j, n>();
+    XF_UNROLL for (int k = 0; k < Blocks::kRows / kDepth; ++k) {
+      XF_UNROLL for (int b = 0; b < kChunks && n * kChunks + b < O.kChunks; ++b) {
+        const auto B =
+            part<kDepth * kLanes>(block, (b * (Blocks::kRows / kDepth) + k) * kDepth * kLanes);
+        XF_UNROLL for (int r = 0; r < R / 8; ++r) {
+          auto C = O.block(r, n * kChunks + b);
+          const int row = j * Blocks::kRows + k * kDepth - kBegin;
+          if constexpr (sizeof(T) == 2) {
+            multiply<T>(C, B, P.block(r, row / kDepth), false);
+          } else {
+            XF_UNROLL for (int i = 0; i < kDepth / kLanes; ++i) {
+              multiply<kLanes>(C, part<kLanes * kLanes>(B, i * kLanes * kLanes),
+                               P.block(r, row / kLanes + i), 0, false);
             }
           }
         }
       }
-    });
+    }
   });
 }
 
@@ -144,7 +142,10 @@ XF_INLINE void mma_AB(Tile<R, D>& O, RegisterLeft<T, R, N> P, const Right<T, N, 
   using Blocks = Right<T, N, D, Block, Begin>;
   if constexpr (kScaled<Block>) scale_columns(P, V.memory.scales, kFactorUnit<typename Blocks::E>);
   typename Blocks::Stream stream(V);
-  add_products<Blocks, 0, round_up(D, Blocks::kColumns) / Blocks::kColumns>(O, P, stream);
+  in_steps<N / Blocks::kRows>([&](auto j) __attribute__((always_inline)) {
+    add_block_products<Blocks, j, 0, round_up(D, Blocks::kColumns) / Blocks::kColumns, 0>(O, P,
+                                                                                          stream);
+  });
 }
 
 }  // namespace xeflash::xe

@@ -109,21 +109,24 @@ struct ProbsFor<RegisterLeft<T, R, C, Width>, nibbles> {
 template <class Probs, class E>
 using ProbsOf = typename ProbsFor<Probs, E>::Type;
 
-// Returns P with the scale of each column.
-template <class T, int R, int N>
-XF_INLINE RegisterLeft<T, R, N> weighted(RegisterLeft<T, R, N> P, const simd<float, N>& scales) {
-  scale_columns_by(P, scales);
-  return P;
+// Returns the columns of P from `first` on, each with its scale.
+template <class T, int R, int N, int C>
+XF_INLINE RegisterLeft<T, R, C> weighted(const RegisterLeft<T, R, N>& P, int first,
+                                         const simd<float, C>& scales) {
+  RegisterLeft<T, R, C> x{part<R * C>(P.x, R * first)};
+  scale_columns_by(x, scales);
+  return x;
 }
-template <class T, int R, int N>
-XF_INLINE RegisterLeft<T, R, N> weighted(const FloatProbs<T, R, N>& P,
-                                         const simd<float, N>& scales) {
-  RegisterLeft<T, R, N> x;
-  XF_UNROLL for (int c = 0; c < N / kLanes; ++c) {
+template <class T, int R, int N, int C>
+XF_INLINE RegisterLeft<T, R, C> weighted(const FloatProbs<T, R, N>& P, int first,
+                                         const simd<float, C>& scales) {
+  RegisterLeft<T, R, C> x;
+  XF_UNROLL for (int c = 0; c < C / kLanes; ++c) {
     const floats f = part<kLanes>(scales, c * kLanes);
     simd<float, R * kLanes> chunk;
     XF_UNROLL for (int r = 0; r < R; ++r) {
-      chunk.template select<kLanes, 1>(r * kLanes) = part<kLanes>(P.x, (c * R + r) * kLanes) * f;
+      const floats p = part<kLanes>(P.x, R * (first + c * kLanes) + r * kLanes);
+      chunk.template select<kLanes, 1>(r * kLanes) = p * f;
     }
     put_chunk(x, c, chunk);
   }
@@ -145,15 +148,19 @@ template <class Probs, class T, int R, int N, int D, class Block, int Begin>
 XF_INLINE void mma_AB(NibbleSums<R, D>& sums, const Probs& P, const Right<T, N, D, Block, Begin>& V,
                       AllColumns = {}) {
   using Blocks = Right<T, N, D, Block, Begin>;
-  constexpr int kUnits = Blocks::kUnits, kChunks = kUnitColumns / Blocks::kColumns;
-  const int own = Group::staged ? Group::member() * kUnits : 0;
+  constexpr int kRows = Blocks::kRows, kChunks = kUnitColumns / Blocks::kColumns;
+  const int own = Group::staged ? Group::member() * Blocks::kUnits : 0;
   typename Blocks::Stream stream(V);
-  in_steps<kUnits>([&](auto at) __attribute__((always_inline)) {
-    constexpr int u = at;
-    const simd<float, N> scales = read_unit_scales<N>(V.memory.scales, 0, own + u);
-    const auto weights = weighted(P, simd<float, N>(scales * kFactorUnit<nibbles>));
-    add_surplus(sums, weights, u);
-    add_products<Blocks, u * kChunks, kChunks>(sums.O, weights, stream);
+  in_steps<N / kRows>([&](auto at_rows) __attribute__((always_inline)) {
+    constexpr int j = at_rows;
+    in_steps<Blocks::kUnits>([&](auto at) __attribute__((always_inline)) {
+      constexpr int u = at;
+      const auto scales = read_unit_scales<kRows>(V.memory.scales, j * kRows, own + u);
+      const auto weights =
+          weighted(P, j * kRows, simd<float, kRows>(scales * kFactorUnit<nibbles>));
+      add_surplus(sums, weights, u);
+      add_block_products<Blocks, j, u * kChunks, kChunks, j * kRows>(sums.O, weights, stream);
+    });
   });
 }
 

@@ -25,7 +25,7 @@ XF_INLINE void accumulate_rows(NibbleSums<R, D>& sums, const FloatProbs<T, R, N>
   RegisterLeft<T, R, N> weights[NibbleSums<R, D>::kUnits];
   XF_UNROLL for (int u = 0; u < sums.kUnits; ++u) {
     const simd<float, N> scales = read_unit_scales<N>(V.scales, 0, u);
-    weights[u] = weighted(P, simd<float, N>(scales * kFactorUnit<nibbles>));
+    weights[u] = weighted(P, 0, simd<float, N>(scales * kFactorUnit<nibbles>));
     add_surplus(sums, weights[u], u);
   }
   const auto begin = addresses<N>(V.rows, 0, 0);
