@@ -49,8 +49,11 @@ XF_INLINE void operator*=(ByteSums<T, E, R, D>& t, const ColVec<R>& s) {
 // A NaN of e4m3 has made an infinity, which no numbers make.
 template <class T, class E, int R, int D>
 XF_INLINE Tile<R, D>& settled(ByteSums<T, E, R, D>& t) {
-  if constexpr (std::is_same_v<E, e4m3>) t.O.x += t.O.x * 0.f;
-  t.O.x *= t.unit;
+  XF_UNROLL for (int i = 0; i < R * t.O.kColumns; i += 32) {  // else there would be two of O
+    auto x = t.O.x.template select<32, 1>(i);
+    if constexpr (std::is_same_v<E, e4m3>) x += x * 0.f;
+    x *= t.unit;
+  }
   return t.O;
 }
 
