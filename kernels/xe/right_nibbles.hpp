@@ -133,13 +133,22 @@ XF_INLINE RegisterLeft<T, R, C> weighted(const FloatProbs<T, R, N>& P, int first
   return x;
 }
 
-// Adds P, which has the scales of unit u, to the surplus of that unit.
+// Adds P, which has the scales of unit u, to the surplus of that unit. Operands for many units
+// would take too many registers: then one serves all, and the first column of its product is moved.
 template <class T, int R, int N, int D>
 XF_INLINE void add_surplus(NibbleSums<R, D>& sums, const RegisterLeft<T, R, N>& P, int u) {
-  XF_UNROLL for (int k = 0; k < N / kDepth; ++k) {
-    XF_UNROLL for (int r = 0; r < R / 8; ++r) {
-      multiply<T>(sums.surplus.block(r, 0), ones_in_column<T>(u), P.block(r, k), false);
+  constexpr bool kMoved = NibbleSums<R, D>::kUnits > 2;
+  XF_UNROLL for (int r = 0; r < R / 8; ++r) {
+    auto surplus = sums.surplus.block(r, 0);
+    simd<float, 8 * kLanes> sum = surplus;
+    XF_UNROLL for (int k = 0; k < N / kDepth; ++k) {
+      multiply<T>(sum.template select<8 * kLanes, 1>(0), ones_in_column<T>(kMoved ? 0 : u),
+                  P.block(r, k), kMoved && k == 0);
     }
+    if constexpr (kMoved)
+      surplus.template select<8, kLanes>(u) += sum.template select<8, kLanes>(0);
+    else
+      surplus = sum;
   }
 }
 
