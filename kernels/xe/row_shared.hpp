@@ -43,12 +43,13 @@ XF_INLINE void load(SharedRight<T, R, D, N>& A, const Rows<const T>& m) {
 }
 
 // Calls f(dwords of R rows, column) for all columns of the rows that begin at the addresses, in
-// parts that fit in a quarter of the registers, or in 1 / Share of them. A part is one message per
+// parts that fit in a quarter of the registers once they have 16 bits. A part is one message per
 // row, of as many dwords as the largest power of two that fits.
-template <class T, class E, int D, int Share = 4, int Column = 0, int R, class F>
+template <class T, class E, int D, int Column = 0, int R, class F>
 XF_INLINE void each_part_of_rows(const simd<uint64_t, R>& begin, F f) {
   constexpr int kLeft = (D - Column) * sizeof(E) / 4;
-  constexpr int kRatio = sizeof(T) / sizeof(E), kFit = kGrfBytes / Share / (4 * R) / kRatio;
+  constexpr int kRatio = sizeof(T) / sizeof(E);
+  constexpr int kFit = kGrfBytes / 4 / (4 * R) / (kQuantised<E> ? 2 : 1);
   constexpr int kMost = at_most(kLeft, kFit);
   constexpr int kDwords = kMost >= 64   ? 64
                           : kMost >= 32 ? 32
@@ -64,7 +65,7 @@ XF_INLINE void each_part_of_rows(const simd<uint64_t, R>& begin, F f) {
   f(rows, Column);
   constexpr int kNext = Column + kDwords * 4 / sizeof(E);
   if constexpr (kNext < D) {
-    each_part_of_rows<T, E, D, Share, kNext>(begin + kDwords * 4, f);
+    each_part_of_rows<T, E, D, kNext>(begin + kDwords * 4, f);
   }
 }
 

@@ -76,7 +76,7 @@ XF_INLINE void accumulate_rows(ByteSums<T, E, R, D>& sums, const FloatProbs<T, R
         multiply_quads(sums, (column + c) / kLanes, quads, scaled, key / kDepth);
       }
     };
-    each_part_of_rows<E, E, D, 8>(part<kDepth>(begin, key), multiply_part);
+    each_part_of_rows<E, E, D>(part<kDepth>(begin, key), multiply_part);
   }
 }
 
