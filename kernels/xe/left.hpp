@@ -198,7 +198,22 @@ XF_INLINE void exp2_and_sum(RegisterLeft<T, R, C, Width>& P, const Tile<R, C>& X
   l += sum;
 }
 
+// Multiplies the columns of rows of a chunk by f.
+template <int N>
+XF_INLINE simd<float, N> scale_chunk(simd<float, N> rows, floats f) {
+  const wide_floats factors = f.template replicate_vs_w<kRowsAtOnce, 0, kLanes>(0);
+  XF_UNROLL for (int i = 0; i < N; i += 32) rows.template select<32, 1>(i) *= factors;
+  return rows;
+}
+
 // Multiplies column j by the value of row j of `factors`, and by `unit`.
+template <int R, int C, class Factors>
+XF_INLINE void scale_columns(Tile<R, C>& t, const Factors& factors, float unit = 1.f) {
+  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
+    const floats f = read_values<kLanes>(factors, c * kLanes) * unit;
+    t.x.template select<R * kLanes, 1>(c * R * kLanes) = scale_chunk(t.chunk(c), f);
+  }
+}
 template <template <int, int> class AnyTile, int R, int C, class Factors>
 XF_INLINE void scale_columns(AnyTile<R, C>& t, const Factors& factors, float unit = 1.f) {
   XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {

@@ -122,13 +122,8 @@ XF_INLINE RegisterLeft<T, R, C> weighted(const FloatProbs<T, R, N>& P, int first
                                          const simd<float, C>& scales) {
   RegisterLeft<T, R, C> x;
   XF_UNROLL for (int c = 0; c < C / kLanes; ++c) {
-    const floats f = part<kLanes>(scales, c * kLanes);
-    simd<float, R * kLanes> chunk;
-    XF_UNROLL for (int r = 0; r < R; ++r) {
-      const floats p = part<kLanes>(P.x, R * (first + c * kLanes) + r * kLanes);
-      chunk.template select<kLanes, 1>(r * kLanes) = p * f;
-    }
-    put_chunk(x, c, chunk);
+    const auto chunk = part<R * kLanes>(P.x, R * (first + c * kLanes));
+    put_chunk(x, c, scale_chunk(chunk, part<kLanes>(scales, c * kLanes)));
   }
   return x;
 }
