@@ -222,6 +222,21 @@ def test_a_quantised_cache_is_read_once_on_gpu(gpu, case, keys):
     assert needed <= launch.global_read <= 1.01 * needed + of_q
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", ["q", "k", "v"])
+def test_a_nan_beside_keys_and_values_in_fp8_on_gpu(gpu, place):
+    """Which are multiplied as if it were a number: it still reaches what it belongs to, and nothing else."""
+    dim = QUANTISED.dim
+    q, k, v = torch.randn(1, 1, 8, dim), torch.randn(1, 480, 1, dim), torch.randn(1, 480, 1, dim)
+    {"q": q, "k": k, "v": v}[place][0, 0 if place == "q" else 470, 3 if place == "q" else 0, 9] = float("nan")
+    arrays = [to_array(x, "gpu") for x in (q.half(), k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn))]
+    slopes = to_array(torch.zeros(8), "gpu")
+    out = from_array(xeflash.flash_attn_with_kvcache(*arrays, num_splits=1, alibi_slopes=slopes), "gpu")
+    want = torch.zeros(1, 1, 8, dim, dtype=torch.bool)
+    want[{"q": (..., 3, slice(None)), "k": ..., "v": (..., 9)}[place]] = True
+    assert torch.equal(out.isnan(), want)
+
+
 # ---- paged variable-length sequences ------------------------------------------------------------
 
 
