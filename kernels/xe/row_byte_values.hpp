@@ -18,7 +18,7 @@ struct ByteSums {
   static constexpr float kUnit =
       kMostLog2 > 0 ? 1 << (15 - kMostLog2) : static_cast<float>(int64_t{1} << (15 - kMostLog2));
   Tile<R, D> O;
-  float largest = 0.f;  // a power of two that no scale exceeds
+  float largest = -1.f;  // a power of two that no scale exceeds, once there are any
   float unit = 1.f / (kUnit * Widened<E, 8>::kFactor);
 
   // Makes room for the scales of a block. Returns the factor that they need.
@@ -26,10 +26,11 @@ struct ByteSums {
   XF_INLINE float fit(const simd<float, N>& scales) {
     const simd<float, N> size = esimd::abs<float>(scales);
     if ((size > largest).any()) {
-      constexpr uint32_t kExponent = 0x7f800000, kMost = 252u << 23, kStep = 1u << 23;
+      constexpr uint32_t kExponent = 0x7f800000, kStep = 1u << 23;
+      constexpr uint32_t kLeast = 47u << 23, kMost = 252u << 23;  // whose quotients are finite
       const float most = esimd::hmax<float>(size);
       uint32_t bits = __builtin_bit_cast(uint32_t, most) & kExponent;
-      bits = (bits < kMost ? bits : kMost) + kStep;
+      bits = (bits < kLeast ? kLeast : bits < kMost ? bits : kMost) + kStep;
       const float larger = __builtin_bit_cast(float, bits);
       O.x *= largest * inverse(larger);
       largest = larger;

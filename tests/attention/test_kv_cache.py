@@ -237,6 +237,27 @@ def test_a_nan_beside_keys_and_values_in_fp8_on_gpu(gpu, place):
     assert torch.equal(out.isnan(), want)
 
 
+@pytest.mark.wide
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
+@pytest.mark.parametrize("name", ["int8", "e4m3"])
+def test_scales_of_any_size_on_gpu(gpu, name, scale):
+    """Also where those of the first rows are 0."""
+    keys, dim = 70, 64
+    q, k, v = torch.randn(1, 1, 8, dim).bfloat16(), torch.randn(1, keys, 2, dim), torch.randn(1, keys, 2, dim)
+    k, v = ((x * 30).round().clamp(-127, 127).to(torch.int8 if name == "int8" else torch.float8_e4m3fn) for x in (k, v))
+    scales = torch.full((1, keys, 2), scale)
+    scales[:, :40] *= 1e-3
+    of_keys = torch.full_like(scales, 0.01)
+    arrays = [to_array(x, "gpu") for x in (q, k, v, of_keys, scales)]
+    got = xeflash.flash_attn_with_kvcache(*arrays[:3], k_scale=arrays[3], v_scale=arrays[4])
+    numbers = [(x.double() * f.double()[..., None]).repeat_interleave(4, 2)[0] for x, f in ((k, of_keys), (v, scales))]
+    weights = (torch.einsum("hd,khd->hk", q[0, 0].double(), numbers[0]) / dim**0.5).softmax(-1)
+    want = torch.einsum("hk,khd->hd", weights, numbers[1])
+    error = (from_array(got, "gpu")[0, 0].double() - want).abs().max()
+    assert error <= 2**-7 * want.abs().max()
+
+
 # ---- paged variable-length sequences ------------------------------------------------------------
 
 
