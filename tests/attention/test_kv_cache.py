@@ -224,9 +224,10 @@ def test_a_quantised_cache_is_read_once_on_gpu(gpu, case, keys):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("place", ["q", "k", "v"])
-def test_a_nan_beside_keys_and_values_in_fp8_on_gpu(gpu, place):
+@pytest.mark.parametrize("case", [QUANTISED], ids=lambda case: case.id)  # whose kernel this is
+def test_a_nan_beside_keys_and_values_in_fp8_on_gpu(gpu, case, place):
     """Which are multiplied as if it were a number: it still reaches what it belongs to, and nothing else."""
-    dim = QUANTISED.dim
+    dim = case.dim
     q, k, v = torch.randn(1, 1, 8, dim), torch.randn(1, 480, 1, dim), torch.randn(1, 480, 1, dim)
     {"q": q, "k": k, "v": v}[place][0, 0 if place == "q" else 470, 3 if place == "q" else 0, 9] = float("nan")
     arrays = [to_array(x, "gpu") for x in (q.half(), k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn))]

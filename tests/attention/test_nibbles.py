@@ -98,6 +98,7 @@ def test_appended_bytes(dtype, dim, kind, page):
 
 
 @pytest.mark.gpu
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dtype", "dim"), few_rows(product(("bf16", "fp16"), (64, 128, 256)), ("bf16", 128)))
 def test_appended_bytes_on_gpu(gpu, dtype, dim, kind):
