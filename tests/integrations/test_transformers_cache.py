@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import pickle
 import weakref
 from itertools import product
 
@@ -441,6 +442,17 @@ def test_prompt_is_shared_by_copies_of_the_cache():
     for _ in range(2):
         got = model.generate(**inputs, max_new_tokens=5, do_sample=False, **given_cache(copy.deepcopy(prompt)))
         assert torch.equal(got, want)
+
+
+def test_pickled_cache_goes_on():
+    """A tensor and a view of it become two tensors."""
+    cache = XeCache(DECODERS["llama"], dtype=torch.int8)
+    cache.update(*new_states(2, 5), 0)[0].tensor()
+    copied, new = pickle.loads(pickle.dumps(cache)), new_states(2, 1)
+    for part in (0, 1):
+        want, got = (x.update(*new, 0)[part].tensor().clone() for x in (cache, copied))
+        assert torch.equal(got, want)
+        cache.crop(-1), copied.crop(-1)
 
 
 HYBRIDS = {

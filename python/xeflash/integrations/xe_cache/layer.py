@@ -57,8 +57,16 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         if self._in_nibbles:
             arrays[1::2] = nibbles.arrays_of(self._dims[1])
         self._arrays = [torch.empty((*shape, *row), dtype=dtype, device=self.device) for row, dtype in arrays]
+        self._name_arrays()
+
+    def _name_arrays(self) -> None:
         names = ("k_cache", "v_cache", "k_scale", "v_scale")
         self._cached = {name: array.transpose(1, 2) for name, array in zip(names, self._arrays, strict=False)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.is_initialized and self._arrays:
+            self._name_arrays()  # pickle makes tensors of their own of views
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
