@@ -455,6 +455,15 @@ def test_pickled_cache_goes_on():
         cache.crop(-1), copied.crop(-1)
 
 
+def test_infinities_stay_in_their_row():
+    keys, values = new_states(2, 5)
+    keys[1, :, 2], values[1, :, 2] = torch.inf, torch.inf
+    cache = XeCache(DECODERS["llama"], dtype=torch.int8)
+    kept = cache.update(keys, values, 0)
+    for states, want in zip(kept, (keys, values), strict=True):
+        assert (states[0] - want[0]).abs().max() < 6 * STEPS[torch.int8]
+
+
 HYBRIDS = {
     "linear attention": transformers.Qwen3_5TextConfig(
         **SHAPE, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=4,

@@ -144,7 +144,8 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
             keys, values = self._new
             length -= keys.shape[2]
             if self._kept_dtype and not self._keeps_whole and not self.left_behind + length:
-                self._mean = keys.mean((0, 2), keepdim=True)
+                # A row of the batch with infinities leaves the others as they are.
+                self._mean = keys.mean((0, 2), keepdim=True).nan_to_num(0.0, 0.0, 0.0)
             k = (keys if self._mean is None else keys - self._mean).transpose(1, 2)
             v = values.transpose(1, 2)
         out: torch.Tensor = flash_attn_with_kvcache(
