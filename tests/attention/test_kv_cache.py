@@ -82,13 +82,13 @@ CASES = [
     for row in pairwise(CHOICES, lambda row: is_possible(case_of(row)), lambda row: kernel_of(case_of(row)))
 ]
 
-# The default set: each format, for one query and for several, as these are kernels of their own. What else is compiled comes
-# in turn, so that each format meets each place; most of fp32, and what is plain, are kernels of other tests.
+# The default set: each type with each format, for one query and for several, as these are kernels of their own. What else is
+# compiled comes in turn, so that each format meets each place; most of fp32, and what is plain, are kernels of other tests.
 OF_TYPES = {
     ("fp32", 64, 64): "plain- plain--softcap plain--alibi paged- beam- beam-e5m2 plain-int8.array paged-e4m3.array",
     ("bf16", 64, 64): "plain- paged-e5m2-softcap+alibi",
-    ("bf16", 576, 512): "beam-int8.array-softcap+alibi",
-    ("fp16", 64, 64): "plain-",
+    ("bf16", 576, 512): "plain-e4m3-softcap+alibi beam-int8.array-softcap+alibi",
+    ("fp16", 64, 64): "plain- plain-e5m2-softcap+alibi",
     ("fp16", 256, 256): "paged-int8 beam-e4m3.array-softcap+alibi",
 }
 COMPILED = [
