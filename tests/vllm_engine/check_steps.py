@@ -169,8 +169,10 @@ def test_cache_with_scales_of_tokens(name, layout, device):
     cache = torch.full(shape, 255, dtype=torch.uint8, device=device)  # scales are NaN
     s.cache = cache.transpose(1, 2) if layout[0] == "h" else cache
     impl = XeflashBackend.get_impl_cls()(HEADS, 128, 0.125, HEADS_K, kv_cache_dtype=name)
-    places = [torch.tensor([int(row[i // PAGE]) * PAGE + i % PAGE for i in range(n)]) for row, n in
-              zip(s.table, s.lengths, strict=True)]  # fmt: skip
+    places = [
+        torch.tensor([int(row[i // PAGE]) * PAGE + i % PAGE for i in range(n)], device="cpu")
+        for row, n in zip(s.table, s.lengths, strict=True)
+    ]
     for (k, v), slots, more in zip(s.keys, places, s.common.query_start_loc.diff(), strict=True):
         old = len(slots) - int(more)
         impl.do_kv_cache_update(None, k[:old].to(device), v[:old].to(device), s.cache, slots[:old].to(device))
