@@ -185,8 +185,8 @@ ON_GPU = [case_of(OF_FEW[0] | {"new": 0, "sinks": False} | more, "gpu") for more
 
 
 def is_in_registers(row):
-    """Whether the simulator runs it: it stops kernels that spill, as those of fp8 do there, too (Arc A: by 384 bytes)."""
-    return row["dims"] != (512, 512) or row["rows"] == 1 or row["variant"] == "plain"
+    """Whether the simulator runs it: it stops kernels that spill: these do, by 64 to 128 bytes."""
+    return row["dims"] != (512, 512) or row["variant"] == "plain"
 
 
 ON_GPU += [pytest.param(case_of(row, "gpu"), marks=pytest.mark.wide) for row in ROWS if is_in_registers(row)]
